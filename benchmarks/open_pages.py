@@ -1,6 +1,6 @@
 """Measures what open pages cost a service, and how soon a page is there over a long ledger.
 
-    python -m benchmarks.open_pages [--pages 200] [--seconds 30] [--entries 100000] [--every 5]
+    PYTHONPATH=tests python -m benchmarks.open_pages [--pages 200] [--seconds 30] [--entries 100000] [--every 5]
 
 Starts ``understudy serve`` on two small checkpoints and a ledger of many scores. Times the first page, and takes the
 processor time of the server with pages that are updated as a browser's are, while another step is served every few
@@ -12,43 +12,32 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import html
 import json
-import re
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
 import httpx
-import keras
 import psutil
 import tensorflow as tf
 
-from understudy.checkpoints import CheckpointPublisher, RunDir
-from understudy.checkpoints.keras_signature import signature_of
-from understudy.checkpoints.layout import MODEL_FILE
+from testkit.onlookers import follow_page
+from testkit.served import plain_model, publish, serving
+from testkit.values import PLAIN
 from understudy.clients import Client
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome
 
 RESULTS = Path(__file__).parent / "results" / "open_pages.json"
 _SETTLING_SECONDS = 300.0
-_READY = re.compile(r"READY grpc=(\S+) http=(\S+)")
-_STREAM = re.compile(r'sse-connect="([^"]*)"')
 _COLUMNS = "checkpoint_digest, dataset, dataset_digest, outcome, reason, examples, duration_seconds, recorded_at, notes"
 
 
 def _fill(run: Path, entries: int, steps: tuple[int, int]) -> None:
     """Write two checkpoints, and a ledger of scores of many steps with the other files that belong to it."""
-    model = keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(3, name="y")])
-    publisher = CheckpointPublisher(RunDir(run), keep=2)
-    for step in steps:
-        write, signature = (lambda folder: model.save(folder / MODEL_FILE)), signature_of(model)
-        publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=signature)
+    publish(run, {step: plain_model(step) for step in steps})
     results = run / "evaluator" / "results"
     results.mkdir(parents=True)
     ledger = Ledger(results.parent / "ledger.sqlite")
@@ -72,18 +61,6 @@ def _fill(run: Path, entries: int, steps: tuple[int, int]) -> None:
             writer.write(event.SerializeToString())
 
 
-async def _follow(client: httpx.AsyncClient, counts: Counter[str]) -> None:
-    """Do what the scripts of one open page do, until cancelled."""
-    page = await client.get("/")
-    stream = html.unescape(_STREAM.findall(page.raise_for_status().text)[0])
-    counts["open"] += 1
-    while True:
-        async with client.stream("GET", stream) as response:
-            async for line in response.raise_for_status().aiter_lines():
-                counts["events"] += line.startswith("event: ")
-                counts["bytes"] += len(line)
-
-
 async def _with_pages(
     target: str, address: str, server: psutil.Process, options: argparse.Namespace
 ) -> dict[str, float]:
@@ -91,7 +68,7 @@ async def _with_pages(
     counts: Counter[str] = Counter()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=address, limits=limits, timeout=300.0) as client:
-        opened = [asyncio.create_task(_follow(client, counts)) for _ in range(options.pages)]
+        opened = [asyncio.create_task(follow_page(client, counts)) for _ in range(options.pages)]
         while counts["open"] < options.pages:  # noqa: ASYNC110 - coarse enough
             await asyncio.sleep(0.5)
         await _settled(server)
@@ -139,20 +116,13 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
         _fill(run, options.entries, _steps(options))
-        command = [sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(run), "--max-connections", "4096"]
-        command += ["--grpc-port", "0", "--http-port", "0", "--no-self-tuning"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        try:
-            target, address = next(match for match in map(_READY.match, process.stdout or ()) if match).groups()
-            server, address = psutil.Process(process.pid), f"http://{address}"
+        with serving(run, PLAIN, "--max-connections", "4096", "--no-self-tuning") as served:
+            server, address = psutil.Process(served.pid), f"http://{served.http}"
             first, second = _load(address, server), _load(address, server)
-            opened = asyncio.run(_with_pages(target, address, server, options))
+            opened = asyncio.run(_with_pages(served.grpc, address, server, options))
             before = _cpu(server)
             time.sleep(options.seconds)
             alone = (_cpu(server) - before) / options.seconds
-        finally:
-            process.terminate()
-            process.wait(60)
     return {**vars(options), "first": first, "second": second, "cpu_share_alone": round(alone, 3), "with_pages": opened}
 
 

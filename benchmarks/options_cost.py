@@ -1,12 +1,12 @@
-"""Measures what TLS or traces cost: predictions per second at 64 connections, with and without them, by turns.
+"""Measures what TLS, traces or onlookers cost: predictions per second at 64 connections, with and without, by turns.
 
 Both front ends serve a small model; h2load keeps one request in flight on each connection. The results are the medians
 of the ratios to the neighbouring turn without: of the rates, and of the rates that the server's CPU time for a request
-would allow, which other programs on the machine disturb less. Allowed is a loss of 15 % by TLS, and of 3 % by traces of
-1 % of the calls.
+would allow, which other programs on the machine disturb less. Allowed is a loss of 15 % by TLS, of 3 % by traces of
+1 % of the calls, and of 2 % by an open page, a scrape every five seconds, and two webhooks of which one hangs.
 
     tools/fetch_h2load.sh
-    PYTHONPATH=tests .venv/bin/python -m benchmarks.options_cost tls|tracing [--turns 11] [--seconds 3]
+    PYTHONPATH=tests .venv/bin/python -m benchmarks.options_cost tls|tracing|watched [--turns 11] [--seconds 3]
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ import trustme
 
 from benchmarks.speed import h2load
 from testkit.certificates import Credentials
+from testkit.onlookers import watched
 from testkit.otlp_receiver import otlp_receiver
 from testkit.served import Served, plain_model, publish, serving
 from testkit.values import PLAIN, PLAIN_STEPS, values
+from testkit.webhook_receiver import SECRET, receiving
 from understudy.v1 import prediction_pb2
 from understudy.wire import encode_all
 
@@ -34,7 +36,7 @@ FRONT_ENDS = ("grpcio", "envoy")
 CONNECTIONS = 64
 ROWS = 32
 NO_CONTENT = 204
-ALLOWED_RATIOS = {"tls": {"tls": 0.85}, "tracing": {"1 %": 0.97}}
+ALLOWED_RATIOS = {"tls": {"tls": 0.85}, "tracing": {"1 %": 0.97}, "watched": {"watched": 0.98}}
 RESULTS = Path(__file__).parent / "results"
 
 Options = dict[str, tuple[tuple[str, ...], Credentials | None]]
@@ -48,12 +50,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=11, help="turns of each kind, for each front end")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each turn")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, otlp_receiver() as receiver:
+    with tempfile.TemporaryDirectory() as name, otlp_receiver() as receiver, receiving() as hook, receiving() as hangs:
         receiver.status = NO_CONTENT  # for requests that are not parsed
+        hangs.always = hangs.hang
         traced = ("--tracing", "--tracing-endpoint", receiver.url, "--tracing-sample")
         options: dict[str, Options] = {
             "tls": {"plain": ((), None), "tls": ((), Credentials(Path(name) / "tls", trustme.CA(), "127.0.0.1"))},
             "tracing": {"off": ((), None), "1 %": ((*traced, "0.01"), None), "100 %": ((*traced, "1"), None)},
+            "watched": {"off": ((), None), "watched": (("--webhook", hook.url, "--webhook", hangs.url), None)},
         }
         found = {each: compare(Path(name), each, options[arguments.what], arguments) for each in FRONT_ENDS}
     allowed = ALLOWED_RATIOS[arguments.what]
@@ -75,11 +79,17 @@ def compare(folder: Path, front_end: str, options: Options, arguments: argparse.
         servers = {
             kind: stack.enter_context(
                 serving(
-                    run, PLAIN, "--frontend", front_end, "--state-dir", str(run / kind), *flags, credentials=credentials
+                    run,
+                    PLAIN,
+                    *("--frontend", front_end, "--state-dir", str(run / kind), "--no-self-tuning", *flags),
+                    credentials=credentials,
+                    environ={"UNDERSTUDY_WEBHOOK_SECRET": SECRET},
                 )
             )
             for kind, (flags, credentials) in options.items()
         }
+        if "watched" in servers:
+            stack.enter_context(watched(servers["watched"].http))
         for _ in range(arguments.turns):
             for kind, served in servers.items():
                 measure(served, body, arguments.seconds, rates[kind], per_cpu[kind])

@@ -36,7 +36,7 @@ EVALUATOR_PACKAGES: Mapping[str, frozenset[str]] = {
     "batching": frozenset(),
     "datasets": frozenset(),
     "model": frozenset(),
-    "tuning": frozenset({"model"}),
+    "tuning": frozenset({"batching", "model"}),
     "records": frozenset({"datasets"}),
     "serving": frozenset({"datasets", "records"}),
     "evaluation": frozenset({"batching", "datasets", "model", "records", "serving"}),
@@ -55,13 +55,13 @@ MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
 }
 """Libraries that a layer is kept free of."""
 
-FRONT_END = frozenset({"calls", "front_end", "listening_settings", "served_model", "service_errors", "settings", "tls"})
+FRONT_END = frozenset({"calls", "front_end", "listening_settings", "service_errors", "settings", "tls"})
 """What a front end of the service may import."""
 
 ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "callers": frozenset({"calls", "service_errors", "tls"}),
     "calls": frozenset(),
-    "handlers": frozenset({"calls", "evaluator_metrics", "served_model", "readiness"}),
+    "handlers": frozenset({"calls", "served_model", "readiness"}),
     "fleet": frozenset({"calls", "readiness", "served_model", "service_errors"}),
     "templates": frozenset({"calls", "handlers", "services"}),
     "traffic": frozenset({"calls", "sample_gaps"}),

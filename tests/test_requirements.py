@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LISTS = sorted((ROOT / "requirements").glob("*.txt"))
-PINNED = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[a-z-]+\])?==(\S+)(?: ; [^\\]+)? \\")
+PINNED = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[a-z0-9-]+\])?==(\S+)(?: ; [^\\]+)? \\")
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}(?: \\)?")
 
 

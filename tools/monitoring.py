@@ -261,7 +261,10 @@ SERVING = (
 
 EVALUATION = (
     Graph(
-        title="Loss and metrics", unit="short", queries={"{{dataset}} {{metric}}": _of("understudy_evaluation_metric")}
+        title="Loss and metrics",
+        unit="short",
+        queries={"{{dataset}} {{metric}}": _of("understudy_evaluation_metric")},
+        text="With other content of a dataset, or another configuration of a metric, a curve ends and another begins.",
     ),
     Graph(title="Step scored last", unit="short", queries={"{{dataset}}": _of("understudy_evaluation_step")}),
     Graph(title="From written to scored", unit="s", queries=_quantiles("understudy_checkpoint_scored_seconds")),

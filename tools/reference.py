@@ -25,15 +25,16 @@ from understudy.evaluator.evaluation.drift_monitor import LiveDrift
 from understudy.evaluator.records.outbox import DeliveryCounts
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
-from understudy.service.calls.metrics import RefusalCounter, RpcMethod, RpcMetrics
-from understudy.service.collectors import EvaluatorCollector, RunCollector
-from understudy.service.evaluator_metrics import InferenceStatistics, ServiceObserver
-from understudy.service.events.event_metrics import EventMetrics
-from understudy.service.fleet.fleet_metrics import FleetMetrics
+from understudy.service.calls.caller import RefusalCounter
+from understudy.service.calls.methods import RpcMethod
+from understudy.service.calls.metrics import InferenceStatistics, RpcMetrics
+from understudy.service.evaluator_metrics import EvaluatorCollector, RunCollector, ServiceObserver
+from understudy.service.events.deliveries import EventMetrics
+from understudy.service.fleet.fleet_state import FleetMetrics
 from understudy.service.refreshed_files import ReloadGauge
 from understudy.service.settings import ServeSettings
 from understudy.service.tracing.span_export import SpanExport
-from understudy.service.traffic.traffic_metrics import DriftMetrics, RequestLogMetrics
+from understudy.service.traffic.traffic_sample import DriftMetrics, RequestLogMetrics
 from understudy.trainer.settings import ClusterSettings, TrainSettings
 from understudy.trainer.training_metrics import TrainingMetrics
 

@@ -63,11 +63,7 @@ def length_of(cell: Cell) -> int:
 
 
 class Table:
-    """The measurements so far.
-
-    Args:
-        measuring: How to measure.
-    """
+    """The measurements so far."""
 
     def __init__(self, measuring: Measuring) -> None:
         self._measuring = measuring
@@ -80,15 +76,17 @@ class Table:
         rounds = [list(order(cells, taking_part, turn)) for turn in range(self._measuring.rounds)]
         self._measuring.progress.expect(sum(map(len, rounds)))
         restless = self._restless(taking_part)
-        _pause(restless)
+        for tree in restless:
+            tree.pause()
         try:
             for cell, participant in itertools.chain.from_iterable(rounds):
-                awake = [participant.tree] if participant.tree in restless else []
-                _resume(awake)
+                participant.tree.resume()
                 self._measure(cell, participant)
-                _pause(awake)
+                if participant.tree in restless:
+                    participant.tree.pause()
         finally:
-            _resume(restless)
+            for tree in restless:
+                tree.resume()
 
     def result(self, models: Iterable[BenchmarkModel]) -> dict[str, Any]:
         """Return the figures of every cell and entrant, in the format of results."""
@@ -116,16 +114,6 @@ class Table:
         shares = at_rest_cpu(trees)
         self._at_rest |= {name: round(share, 3) for name, share in shares.items()}
         return [tree for tree in trees if shares[tree.name] > RESTLESS_SHARE]
-
-
-def _pause(trees: Sequence[ProcessTree]) -> None:
-    for tree in trees:
-        tree.pause()
-
-
-def _resume(trees: Sequence[ProcessTree]) -> None:
-    for tree in trees:
-        tree.resume()
 
 
 def _row(cell: Cell, participant: str, figures: Sequence[Figures]) -> dict[str, Any]:

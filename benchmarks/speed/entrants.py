@@ -97,12 +97,7 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """A server under h2load, with one PredictStream at a time on each connection.
-
-    Attributes:
-        served: The server, without streams.
-        reply_bytes: The size of its framed answers to one stream.
-    """
+    """A server under h2load, with one PredictStream at a time on each connection, all answered in as many bytes."""
 
     served: Served
     reply_bytes: int
@@ -128,11 +123,7 @@ class Streamed:
         return cell.rows == 1 and cell.connections == STREAMS
 
     def measure(self, cell: Cell, seconds: float) -> Figures:
-        """Measure: rate and CPU time are per message, latencies per stream.
-
-        Raises:
-            BenchmarkError: Answers differ in size from the checked ones.
-        """
+        """Measure: rate and CPU time are per message, latencies per stream; raise BenchmarkError as `Served` does."""
         before = self.tree.usage()
         port, body = self.served.running.port, self.served.bodies.stream()
         load = h2load.run(port, body, connections=cell.connections, seconds=seconds, method=wire.STREAM_METHOD)
@@ -150,13 +141,7 @@ class Streamed:
 
 @dataclass(frozen=True, kw_only=True)
 class InProcess:
-    """The model in a worker's process, with as many requests in flight as a cell has connections.
-
-    Attributes:
-        name: The name in results.
-        tree: The worker.
-        connections: The number of connections of the cells that apply to it.
-    """
+    """The model in a worker's process, with as many requests in flight as a cell has connections."""
 
     name: str
     tree: Worker

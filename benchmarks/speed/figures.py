@@ -33,7 +33,7 @@ class Figures:
 
     @classmethod
     def of(cls, latencies_ms: npt.ArrayLike, *, seconds: float, answered: int, used: Usage) -> Self:
-        """Return the figures of a measurement.
+        """Return the figures of a measurement. Where nothing was answered, the latencies are its whole time.
 
         Args:
             latencies_ms: Of the requests that count.
@@ -42,12 +42,12 @@ class Figures:
             used: What the server's processes used meanwhile.
         """
         latencies = np.asarray(latencies_ms, np.float64)
-        p50, p99 = np.percentile(latencies, (50, 99))
+        p50, p99 = np.percentile(latencies, (50, 99)) if len(latencies) else (1000 * seconds, 1000 * seconds)
         return cls(
             requests_per_second=round(len(latencies) / seconds, 1),
             p50_ms=round(float(p50), 3),
             p99_ms=round(float(p99), 3),
-            cpu_seconds_per_1000=round(1000 * used.cpu_seconds / answered, 4),
+            cpu_seconds_per_1000=round(1000 * used.cpu_seconds / max(1, answered), 4),
             rss_mib=round(used.rss_mib, 1),
         )
 

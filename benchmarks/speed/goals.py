@@ -20,16 +20,7 @@ BESIDE_PEERS = "peers_closed_loop"
 
 @dataclass(frozen=True)
 class Goal:
-    """One line of the table.
-
-    Attributes:
-        text: What is compared.
-        wanted: The goal for the ratio.
-        result: The name of the result that holds it.
-        reached: Returns the ratio from the rows of that result; None if they do not hold it.
-        of: What else it takes.
-        at_most: Whether the goal is an upper bound.
-    """
+    """One line of the table: ``reached`` returns the ratio from the rows of a result and ``of``, or None."""
 
     text: str
     wanted: float

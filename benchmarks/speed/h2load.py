@@ -33,14 +33,7 @@ _DATA = re.compile(r"^traffic: .*\((\d+)\) data", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The result of one run of h2load.
-
-    Attributes:
-        done: Requests answered, warm-up included.
-        data_bytes: Bytes of message frames received, warm-up included.
-        seconds: Duration of the measurement, without the warm-up.
-        latencies_ms: Of each request that was answered in that time.
-    """
+    """The result of one run of h2load. The counts are with the warm-up, the seconds and the latencies without."""
 
     done: int
     data_bytes: int
@@ -67,16 +60,8 @@ def find() -> Path | None:
 def run(port: int, body: Path, *, connections: int, seconds: float, method: str = METHOD, scheme: str = "http") -> Load:
     """Load a server on this machine in a closed loop: one request in flight on each connection.
 
-    Args:
-        port: The server's port.
-        body: A file with the framed request, which is sent repeatedly.
-        connections: Number of connections.
-        seconds: How long to measure, after the warm-up.
-        method: The method to call.
-        scheme: ``https`` for TLS, without a check of the server's certificate.
-
-    Raises:
-        BenchmarkError: There is no h2load, it failed, or requests failed.
+    ``body`` is a file with the framed request. With the scheme ``https``, the certificate is not checked. Raises
+    BenchmarkError if there is no h2load, it fails, or requests fail.
     """
     program = find()
     if program is None:
@@ -91,15 +76,9 @@ def run(port: int, body: Path, *, connections: int, seconds: float, method: str 
 
 
 def read(output: str, log: str, *, seconds: float) -> Load:
-    """Parse h2load's output and its log of requests.
+    """Parse h2load's output and its log of requests; raise BenchmarkError if nothing was answered, or a request failed.
 
-    Args:
-        output: h2load's output.
-        log: A line for each request: microseconds since the epoch, HTTP status, microseconds it took.
-        seconds: Duration of the measurement.
-
-    Raises:
-        BenchmarkError: The output is malformed, nothing was answered, or a request failed.
+    A line of the log has microseconds since the epoch, the HTTP status, and the microseconds it took.
     """
     done, data = _DONE.search(output), _DATA.search(output)
     if done is None or data is None:

@@ -36,15 +36,10 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Measuring:
-    """How to measure.
+    """How to measure: cells by rounds, each for some seconds after its warm-up; files go to the empty folder ``work``.
 
-    Attributes:
-        rounds: How often each cell is measured, interleaved with all others.
-        seconds: Duration of one measurement, without its warm-up.
-        only: Words, one of which the name of an entrant must contain; all entrants if empty.
-        with_peers: Whether other projects' servers take part, instead of the floor.
-        work: An empty folder for temporary files.
-        progress: Receives progress.
+    Names of entrants must contain one of the words ``only``, if there are any. With peers, other projects' servers take
+    part instead of the floor.
     """
 
     rounds: int
@@ -59,11 +54,7 @@ class Measuring:
         return not self.only or any(word in name for word in self.only)
 
     def servers(self) -> list[Server]:
-        """Return the servers that take part; this project's with a queue that holds all connections' requests.
-
-        Raises:
-            BenchmarkError: None does, or a required one is not installed.
-        """
+        """Return the servers that take part; this project's with a queue that holds all connections' requests."""
         chosen = [
             server
             for server in (

@@ -32,12 +32,7 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How to start a process.
-
-    Attributes:
-        command: The program and its arguments.
-        environ: Additions to the environment.
-    """
+    """How to start a process: a program with its arguments, and additions to the environment."""
 
     command: Sequence[str]
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -45,12 +40,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """The resources that a tree of processes has used.
-
-    Attributes:
-        cpu_seconds: User and system time since the start.
-        rss_mib: Resident memory now.
-    """
+    """What a tree of processes has used: CPU time since its start, and resident memory now."""
 
     cpu_seconds: float
     rss_mib: float
@@ -61,13 +51,9 @@ class Usage:
 
 
 class ProcessTree:
-    """A process and its descendants, which end with this context. Its output goes to a file.
+    """A process and its descendants, which end with this context.
 
-    Args:
-        name: Its name in messages.
-        launch: How to start it.
-        log: The file for its output.
-        stdin: Whether to keep a pipe to it, and a pipe from it instead of the file.
+    Its output goes to the file ``log``; with ``stdin``, there are a pipe to it and one from it instead.
     """
 
     def __init__(self, name: str, launch: Launch, *, log: Path, stdin: bool = False) -> None:

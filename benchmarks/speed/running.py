@@ -29,13 +29,7 @@ _POLL_SECONDS = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Bodies:
-    """The requests of one model, as files that h2load sends.
-
-    Attributes:
-        model: Their model.
-        file: The ``.keras`` file.
-        folder: The folder of the requests.
-    """
+    """The requests of one model, as files in a folder that h2load sends; ``file`` is the ``.keras`` file."""
 
     model: BenchmarkModel
     file: Path
@@ -64,14 +58,7 @@ class Bodies:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningServer:
-    """A server that answers requests.
-
-    Attributes:
-        server: The server's registry entry.
-        tree: Its processes.
-        port: Its port.
-        reply_bytes: The size of its framed answer to each batch size.
-    """
+    """A server that answers requests, with the size of its framed answer to each batch size."""
 
     server: Server
     tree: ProcessTree
@@ -115,11 +102,7 @@ def running_one(launch: Launch, *, name: str, port: int, log: Path, bodies: Bodi
 
 
 def checked(server: Server, tree: ProcessTree, port: int, bodies: Bodies) -> RunningServer:
-    """Wait until a server answers, and check its answers.
-
-    Raises:
-        BenchmarkError: It ended, did not answer in time, or answered unlike the in-process model.
-    """
+    """Wait until a server answers like the in-process model; raise BenchmarkError if it does not."""
     target = f"127.0.0.1:{port}"
     _wait(tree, port, wire.request(bodies.model, 1))
     sizes = dict.fromkeys(bodies.model.batches, wire.FRAME_BYTES)

@@ -29,14 +29,7 @@ _TRITON_TYPES = {"BYTES": "STRING"}
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """The parameters of a server's start.
-
-    Attributes:
-        model: The model.
-        model_file: The model's ``.keras`` file.
-        port: The gRPC port, on 127.0.0.1.
-        folder: An empty folder for its files.
-    """
+    """The parameters of a server's start: a model and its file, a gRPC port on 127.0.0.1, and an empty folder."""
 
     model: BenchmarkModel
     model_file: Path
@@ -46,13 +39,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server to be measured.
-
-    Attributes:
-        name: The name in results.
-        launch: How to start it.
-        echoes: Whether it only returns empty messages, so that neither values nor the model matter.
-    """
+    """A server to be measured. One that echoes returns empty messages, so that neither values nor the model matter."""
 
     name: str
     launch: Callable[[Site], Launch]
@@ -73,12 +60,7 @@ def has_envoy() -> bool:
 
 
 def own(*options: str, found: Path | None = None) -> list[Server]:
-    """Return this project's front ends, started with these options of ``understudy serve``.
-
-    Args:
-        options: The options, besides those of the model.
-        found: The file of settings that an earlier server found for the model; None for no self-tuning.
-    """
+    """Return this project's front ends with these options, and with the settings that an earlier server found."""
     names = ("understudy grpcio", "understudy envoy") if has_envoy() else ("understudy grpcio",)
     return [Server(name=name, launch=_understudy(name, *options, found=found)) for name in names]
 
@@ -114,11 +96,7 @@ def floor() -> list[Server]:
 
 
 def peers() -> list[Server]:
-    """Return the other projects' servers.
-
-    Raises:
-        BenchmarkError: One of them is not installed.
-    """
+    """Return the other projects' servers; raise BenchmarkError if one of them is not installed."""
     for name in ("triton", "kserve", "mlserver"):
         if not (_PEERS / name / ".holds").exists():
             raise BenchmarkError(f"{name} is not installed; tools/fetch_peers.sh installs it")

@@ -44,14 +44,9 @@ def serving_staged(
 
 
 class StagedCheckpoints:
-    """Checkpoints of one model, which alternate between the contents of a few files.
+    """Checkpoints of one model, which alternate between the contents of a few ``.keras`` files.
 
     They are published into a separate folder, and moved one by one into the run folder, which a service follows.
-
-    Args:
-        folder: The parent of both folders, on one file system.
-        files: The ``.keras`` files whose contents alternate.
-        count: Number of checkpoints.
     """
 
     def __init__(self, folder: Path, files: Sequence[Path], *, count: int) -> None:

@@ -78,11 +78,7 @@ def is_close(answered: Floats, expected: Floats) -> bool:
 
 
 def checked_reply(target: str, model: BenchmarkModel, rows: int, expected: Floats) -> bytes:
-    """Return a server's answer to one batch, after comparing it with the in-process answer.
-
-    Raises:
-        BenchmarkError: The status is not OK, or values differ.
-    """
+    """Return a server's answer to one batch; raise BenchmarkError unless it is the in-process answer."""
     try:
         reply = call(target, request(model, rows), timeout_seconds=_ANSWER_SECONDS)
     except grpc.RpcError as error:
@@ -105,11 +101,7 @@ def stream_body(model: BenchmarkModel) -> bytes:
 
 
 def checked_stream_bytes(target: str, model: BenchmarkModel, expected: Floats) -> int:
-    """Return the size of the framed answers to a whole stream, after comparing each with the in-process answer.
-
-    Raises:
-        BenchmarkError: The stream failed, an answer is an error, or a value differs.
-    """
+    """Return the size of the framed answers to a stream; raise BenchmarkError unless each is the in-process one."""
     with grpc.insecure_channel(target, options=MESSAGE_OPTIONS) as channel:
         call = channel.stream_stream(STREAM_METHOD, None, None)
         try:

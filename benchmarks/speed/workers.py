@@ -17,14 +17,7 @@ ARRIVALS_SECONDS = 90.0
 
 
 class Worker(ProcessTree):
-    """A program under ``benchmarks.speed.programs`` that answers questions; a context that ends with it.
-
-    Args:
-        program: The name of its module.
-        arguments: Its arguments.
-        log: The file for its stderr.
-        name: Its name in messages, by default the program's name.
-    """
+    """A program under ``benchmarks.speed.programs`` that answers questions; a context that ends with it."""
 
     def __init__(self, program: str, *arguments: str, log: Path, name: str = "") -> None:
         command = (sys.executable, "-m", f"benchmarks.speed.programs.{program}", *arguments)
@@ -36,11 +29,7 @@ class Worker(ProcessTree):
             raise
 
     def ask(self, question: dict[str, Any], *, timeout_seconds: float) -> Any:
-        """Return the answer to a question; to an empty one, None as soon as it is ready.
-
-        Raises:
-            BenchmarkError: It ended, or did not answer in time.
-        """
+        """Return the answer to a question, or raise BenchmarkError; to an empty one, None as soon as it is ready."""
         self.tell(question)
         return self.answer(timeout_seconds=timeout_seconds)
 

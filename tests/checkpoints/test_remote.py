@@ -1,40 +1,70 @@
-"""Folders that are not on a local disk; TensorFlow's memory file system stands for a bucket."""
+"""Folders of foreign checkpoints that are not on a local disk: a bucket of S3, and TensorFlow's memory file system."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
+from testkit.buckets import BucketServer, bucket_server
 from understudy.checkpoints import DamagedCheckpointError, FolderSource, UnsupportedLocationError
-from understudy.checkpoints.remote import RemoteFolderSource
+from understudy.checkpoints.checkpoint_errors import RemoteStorageError, StorageRefusalError
+from understudy.checkpoints.remote.files import FileStatus, RemoteFiles, open_remote, usable
+from understudy.checkpoints.remote.folder_source import RemoteFolderSource
 
 from .conftest import WriteKeras
 
 
-@pytest.fixture
-def bucket() -> Iterator[str]:
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A remote folder, and how a writer changes it."""
+
+    url: str
+    upload: Callable[[Path, str], None]
+    remove: Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[BucketServer]:
+    with bucket_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["ram", "s3"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    if request.param == "s3":
+        server = request.getfixturevalue("s3")
+        yield Place(url=f"{server.make_bucket()}/models", upload=server.upload, remove=server.remove)
+        return
     url = f"ram://{uuid.uuid4().hex}"
-    yield url
+    yield Place(url=url, upload=_upload, remove=tf.io.gfile.remove)
     if tf.io.gfile.exists(url):
         tf.io.gfile.rmtree(url)
 
 
 @pytest.fixture
-def source(bucket: str, tmp_path: Path) -> RemoteFolderSource:
-    return _source(bucket, tmp_path)
+def source(place: Place, tmp_path: Path) -> RemoteFolderSource:
+    return _source(place.url, tmp_path)
 
 
 def _source(url: str, tmp_path: Path) -> RemoteFolderSource:
-    return RemoteFolderSource(url, tmp_path / "mirror", FolderSource(tmp_path / "mirror", tmp_path / "staging"))
+    return _source_of(open_remote(url), tmp_path)
 
 
-def _upload(file: Path, url: str) -> None:
-    tf.io.gfile.makedirs(url.rpartition("/")[0])
-    tf.io.gfile.copy(str(file), url, overwrite=True)
+def _source_of(files: RemoteFiles, tmp_path: Path) -> RemoteFolderSource:
+    return RemoteFolderSource(files, tmp_path / "mirror", FolderSource(tmp_path / "mirror", tmp_path / "staging"))
+
+
+def _upload(path: Path, url: str) -> None:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            target = url if file == path else f"{url}/{file.relative_to(path).as_posix()}"
+            tf.io.gfile.makedirs(target.rpartition("/")[0])
+            tf.io.gfile.copy(str(file), target, overwrite=True)
 
 
 def _steps(source: RemoteFolderSource) -> list[int]:
@@ -42,12 +72,13 @@ def _steps(source: RemoteFolderSource) -> list[int]:
 
 
 def test_checkpoints_elsewhere_are_fetched_and_taken(
-    bucket: str, source: RemoteFolderSource, tmp_path: Path, write_keras: WriteKeras
+    place: Place, source: RemoteFolderSource, tmp_path: Path, write_keras: WriteKeras
 ) -> None:
     assert _steps(source) == []
     file = write_keras(tmp_path / "a.keras", iterations=7)
-    _upload(file, f"{bucket}/a.keras")
-    _upload(file, f"{bucket}/train.log")
+    place.upload(file, f"{place.url}/a.keras")
+    place.upload(file, f"{place.url}/train.log")
+    place.upload(file, f"{place.url}/logs/b.keras")
     (checkpoint,) = source.poll()
     assert checkpoint.step == 7
     assert checkpoint.fetch(tmp_path / "pinned").model_file.read_bytes() == file.read_bytes()
@@ -55,60 +86,129 @@ def test_checkpoints_elsewhere_are_fetched_and_taken(
 
 
 def test_what_is_overwritten_or_deleted_there_is_so_here(
-    bucket: str, source: RemoteFolderSource, tmp_path: Path, write_keras: WriteKeras
+    place: Place, source: RemoteFolderSource, tmp_path: Path, write_keras: WriteKeras
 ) -> None:
-    _upload(write_keras(tmp_path / "a.keras", iterations=7), f"{bucket}/a.keras")
+    place.upload(write_keras(tmp_path / "a.keras", iterations=7), f"{place.url}/a.keras")
     assert _steps(source) == [7]
-    _upload(write_keras(tmp_path / "a.keras", iterations=8, weight=2), f"{bucket}/a.keras")
+    place.upload(write_keras(tmp_path / "a.keras", iterations=8, weight=2), f"{place.url}/a.keras")
     assert _steps(source) == [8]
-    tf.io.gfile.remove(f"{bucket}/a.keras")
+    place.remove(f"{place.url}/a.keras")
     assert _steps(source) == []
 
 
-def test_saved_models_elsewhere_come_as_whole_folders(bucket: str, source: RemoteFolderSource, tmp_path: Path) -> None:
+def test_saved_models_elsewhere_come_as_whole_folders(place: Place, source: RemoteFolderSource, tmp_path: Path) -> None:
     module = tf.Module()
     module.weight = tf.Variable(0.0)
     for step in (3, 4):
         module.weight.assign(step)
-        tf.saved_model.save(module, f"{bucket}/{step}")
+        tf.saved_model.save(module, tmp_path / str(step))
+        place.upload(tmp_path / str(step), f"{place.url}/{step}")
     assert _steps(source) == [3, 4]
-    tf.io.gfile.rmtree(f"{bucket}/3")
+    for file in (tmp_path / "3").rglob("*"):
+        if file.is_file():
+            place.remove(f"{place.url}/{file.relative_to(tmp_path)}")
     source.fetch()
     assert sorted(path.name for path in (tmp_path / "mirror").iterdir()) == ["4"]
 
 
-def test_a_copy_that_is_there_is_not_fetched_again(
-    bucket: str, tmp_path: Path, write_keras: WriteKeras, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _upload(write_keras(tmp_path / "a.keras", iterations=7), f"{bucket}/a.keras")
-    assert _steps(_source(bucket, tmp_path)) == [7]
-    restarted = _source(bucket, tmp_path)
-    monkeypatch.setattr(tf.io.gfile, "copy", None)
-    assert _steps(restarted) == [7]
+class _NoCopies:
+    """Files of which none may be copied."""
+
+    def __init__(self, files: RemoteFiles) -> None:
+        self.url = files.url
+        self.list = files.list
+
+    def copy(self, name: str, target: Path, *, size_bytes: int) -> FileStatus:
+        raise AssertionError(f"{name} is copied to {target}, {size_bytes} bytes")
+
+
+def test_a_copy_that_is_there_is_not_fetched_again(place: Place, tmp_path: Path, write_keras: WriteKeras) -> None:
+    place.upload(write_keras(tmp_path / "a.keras", iterations=7), f"{place.url}/a.keras")
+    assert _steps(_source(place.url, tmp_path)) == [7]
+    assert _steps(_source_of(_NoCopies(open_remote(place.url)), tmp_path)) == [7]
 
 
 def test_a_scheme_that_tensorflow_lacks_is_refused_with_the_alternative(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedLocationError, match=r"cannot read s3://bucket/run: .*; mount it"):
-        _source("s3://bucket/run", tmp_path)
+    with pytest.raises(UnsupportedLocationError, match=r"cannot read other://bucket/run: .*; mount it"):
+        _source("other://bucket/run", tmp_path).check()
 
 
 def test_a_number_above_the_highest_step_is_refused_by_name(
-    bucket: str, source: RemoteFolderSource, tmp_path: Path, write_keras: WriteKeras
+    place: Place, source: RemoteFolderSource, tmp_path: Path, write_keras: WriteKeras
 ) -> None:
-    _upload(write_keras(tmp_path / "a.keras", weight=1), f"{bucket}/model-{2**63}.keras")
-    _upload(write_keras(tmp_path / "b.keras", weight=2, iterations=8), f"{bucket}/b.keras")
+    place.upload(write_keras(tmp_path / "a.keras", weight=1), f"{place.url}/model-{2**63}.keras")
+    place.upload(write_keras(tmp_path / "b.keras", weight=2, iterations=8), f"{place.url}/b.keras")
     (refused,) = [checkpoint for checkpoint in source.poll() if checkpoint.step != 8]
     with pytest.raises(DamagedCheckpointError, match=f"model-{2**63}.keras: the number {2**63} is above the highest"):
         refused.fetch(tmp_path / "pinned")
 
 
 def test_a_second_source_on_the_same_mirror_deletes_nothing_before_it_polls(
-    bucket: str, source: RemoteFolderSource, tmp_path: Path
+    place: Place, source: RemoteFolderSource, tmp_path: Path
 ) -> None:
     source.poll()
     half = tmp_path / "mirror" / ".tmp-half"
     half.touch()
-    other = _source(bucket, tmp_path)
+    other = _source(place.url, tmp_path)
     assert half.exists()
     other.poll()
     assert not half.exists()
+
+
+def test_names_that_no_local_file_can_have_are_left_out() -> None:
+    hostile = ["../a.keras", "/etc/b.keras", "x/../../c.keras", "d//e.keras", "./f.keras", "..", "g/", ""]
+    assert usable([*hostile, "3/saved_model.pb", "h.keras", "h.keras/saved_model.pb"]) == [
+        "3/saved_model.pb",
+        "h.keras/saved_model.pb",
+    ]
+
+
+def test_keys_that_lead_out_of_the_folder_are_never_written(
+    s3: BucketServer, tmp_path: Path, write_keras: WriteKeras
+) -> None:
+    bucket = s3.make_bucket()
+    file = write_keras(tmp_path / "a.keras", iterations=7)
+    for name in ("../out.keras", "x/../../out.keras", "b.keras/c"):
+        s3.upload(file, f"{bucket}/models/{name}")
+    s3.upload(file, f"{bucket}/models/a.keras")
+    assert _steps(_source(f"{bucket}/models", tmp_path)) == [7]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.keras", "mirror", "staging"]
+
+
+def test_a_bucket_that_an_operator_must_mend_is_refused_by_name(
+    s3: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StorageRefusalError, match=r"s3://no-such-bucket is refused: .*NoSuchBucket"):
+        _source("s3://no-such-bucket", tmp_path).check()
+    bucket = s3.make_bucket()
+    monkeypatch.setattr(s3, "refuse", lambda _: "403 Access Denied")
+    with pytest.raises(
+        StorageRefusalError, match=r"is refused: .*AccessDenied.*; check the bucket, and the credentials"
+    ):
+        _source(bucket, tmp_path).check()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(StorageRefusalError, match="credentials"):
+        _source(bucket, tmp_path).check()
+    with pytest.raises(UnsupportedLocationError, match="names no bucket"):
+        open_remote("s3://")
+
+
+def test_a_store_that_is_gone_says_nothing_about_checkpoints(
+    s3: BucketServer, tmp_path: Path, write_keras: WriteKeras, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{s3.make_bucket()}/models"
+    s3.upload(write_keras(tmp_path / "a.keras", iterations=7), f"{url}/a.keras")
+    source = _source(url, tmp_path)
+    s3.stop()
+    try:
+        with pytest.raises(RemoteStorageError, match=f"{url}: .*connect") as caught:
+            source.poll()
+        assert not isinstance(caught.value, StorageRefusalError)
+    finally:
+        s3.start()
+    monkeypatch.setattr(s3, "refuse", lambda environ: "503 Slow Down" if environ["REQUEST_METHOD"] == "GET" else None)
+    with pytest.raises(RemoteStorageError, match="SlowDown"):
+        source.poll()
+    monkeypatch.setattr(s3, "refuse", lambda _: None)
+    assert _steps(_source(url, tmp_path)) == [7]

@@ -22,6 +22,7 @@ from understudy.checkpoints import (
     RunSource,
     UnsupportedFormatError,
     open_local_checkpoint,
+    run_source,
 )
 from understudy.checkpoints import manifest as manifest_module
 from understudy.checkpoints.fs import link_or_copy, read_within, remove_folder
@@ -40,6 +41,25 @@ def test_checkpoints_come_in_step_order(run: RunDir, publish: Publish) -> None:
         publish(step, final=step == 200)
     found = RunSource(run).poll()
     assert [(checkpoint.step, checkpoint.final) for checkpoint in found] == [(9, False), (10, False), (200, True)]
+
+
+def test_the_newest_comes_first_and_many_are_read_in_few_polls(
+    run: RunDir, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_source, "_READ_AT_FIRST", 1)
+    monkeypatch.setattr(run_source, "_READ_AT_ONCE", 2)
+    steps = list(range(1, 101))
+    for step in steps:
+        publish(step)
+    source = RunSource(run)
+    assert [checkpoint.step for checkpoint in source.poll()] == [100]
+    polls = 1
+    while not source.is_complete:
+        found = [checkpoint.step for checkpoint in source.poll()]
+        assert found == steps[-len(found) :]
+        polls += 1
+    assert found == steps
+    assert polls < 20
 
 
 def test_a_peek_tells_that_something_was_committed(run: RunDir, publish: Publish) -> None:

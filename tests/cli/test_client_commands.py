@@ -357,12 +357,25 @@ def recorded(script: Script) -> None:
 def test_evaluations_shows_every_entry_over_all_pages(run: Run, script: Script) -> None:
     recorded(script)
 
-    headings, *lines = run("evaluations").stdout.splitlines()
+    headings, *lines, first, second = run("evaluations").stdout.splitlines()
 
     assert headings.split() == ["#", "step", "dataset", "outcome", "recorded", "metrics", "or", "reason"]
+    assert (first, second) == ("note: one", "note: two")
     assert [line.split()[:2] for line in lines] == [["1", "40"], ["2", "80"], ["3", "80"]]
     assert lines[0].endswith("loss 0.1  accuracy nan")
     assert lines[2].endswith("loss is 0.5")
+
+
+def test_why_there_are_no_intervals_is_said_once_below_the_entries_and_with_each_that_is_watched(
+    run: Run, script: Script
+) -> None:
+    for step in (40, 80):
+        script.record(step, metrics={"loss": 0.5}, notes=["there are no intervals, because"])
+
+    assert run("evaluations").stdout.splitlines()[3:] == ["note: there are no intervals, because"]
+    script.watch_breaks_after.append(2)
+    script.failures.extend([None, Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="no watching here")])
+    assert run("watch").stdout.splitlines()[1::2] == 2 * ["note: there are no intervals, because"]
 
 
 def test_evaluations_exports_csv_with_a_column_for_each_metric(run: Run, script: Script) -> None:

@@ -9,8 +9,8 @@ import click
 import numpy as np
 import pytest
 
-from understudy.cli.demo.drawing import side_by_side
-from understudy.cli.demo.ports import free_ports
+from understudy.cli.demo.cluster import free_ports
+from understudy.cli.demo.final_checks import side_by_side
 from understudy.cli.processes import ChildProcess, ProcessGroup
 
 

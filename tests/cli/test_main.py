@@ -36,7 +36,7 @@ def test_the_version_is_the_distribution_s() -> None:
     ("arguments", "suggestion"),
     [
         (["sevre"], "No such command 'sevre'. Did you mean 'serve'?"),
-        (["qqq"], "No such command 'qqq'. There are train, serve,"),
+        (["qqq"], "No such command 'qqq'. There are train, publish, serve,"),
         (["status", "--jsn"], "No such option '--jsn'. Did you mean '--json'?"),
         (["--verson"], "No such option '--verson'. Did you mean '--version'?"),
     ],

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from understudy.devices.cuda_libraries import LIBRARIES, LibraryFault
-from understudy.devices.diagnosis import relevant, why_no_gpu
-from understudy.devices.expectation import device_files, expects_gpus, is_hidden
+from understudy.devices.diagnosis import device_files, expects_gpus, is_hidden, relevant, why_no_gpu
 
 CUSOLVER = next(library for library in LIBRARIES if library.folder == "cusolver")
 NCCL = next(library for library in LIBRARIES if library.folder == "nccl")

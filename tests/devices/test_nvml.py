@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from testkit.stub_libraries import build, lines_of, needs_compiler
 from understudy.evaluator.types import GpuReading
-from understudy.service.calls.metrics import exposition
-from understudy.service.collectors import EvaluatorCollector
+from understudy.service.evaluator_metrics import EvaluatorCollector
+from understudy.service.handlers.status_handlers import exposition
 
 STUB = """
 #include <string.h>

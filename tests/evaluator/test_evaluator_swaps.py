@@ -85,19 +85,6 @@ class LoadGenerator:
             self._changed.notify_all()
 
 
-def test_ten_thousand_predictions_during_twenty_swaps_all_belong_to_one_step(run: RealRun) -> None:
-    run.publish(1)
-    with run.running() as evaluator, LoadGenerator(evaluator, threads=4).at_work() as load_generator:
-        for step in range(2, 24):
-            run.publish(step)
-            load_generator.wait_for(lambda step=step: step in load_generator.answers)  # type: ignore[misc]
-        load_generator.wait_for(lambda: load_generator.total() >= 10_000)
-
-        assert sorted(load_generator.answers) == list(range(1, 24))
-        assert load_generator.failures == []
-        assert run.told.rejections == []
-
-
 @pytest.fixture
 def frozen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Freeze every version as soon as it is serving, whatever it gains."""

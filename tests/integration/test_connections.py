@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import queue
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from integration.conftest import Run
 
 from testkit.checkpoints import Chief, ones, write_dataset
 from testkit.front_ends import FRONT_ENDS, GRPCIO
-from testkit.hostile_connections import UnfinishedBodies, reset_rapidly
+from testkit.hostile_connections import UnfinishedBodies, call_compressed, reset_rapidly
 from testkit.in_process import WAIT_SECONDS, until
 from testkit.served import Served, plain_model, publish, serving
 from testkit.values import WIDTH
@@ -33,6 +35,8 @@ from understudy.wire import encode_all
 MIB = 1 << 20
 BODY_MIB = 32
 BODY_BYTES = 4 * MIB
+MESSAGE_BYTES = 16 * MIB
+COMPRESSED_CALLS = 24
 CONNECTIONS, STREAMS = 4, 20
 SLACK_MIB = 120
 """Envoy's and Python's own buffers; without a bound, the bodies alone take 320 MiB."""
@@ -59,7 +63,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(str(request.param))
     publish(folder, {2: plain_model(2)})
     flags = (
-        *("--max-message-mib", "16", "--max-body-mib", str(BODY_MIB), "--frontend", request.param),
+        *("--max-message-mib", str(MESSAGE_BYTES // MIB), "--max-body-mib", str(BODY_MIB), "--frontend", request.param),
         *("--max-connection-idle-seconds", str(IDLE_SECONDS)),
     )
     with serving(folder, "plain", *flags, open_files=OPEN_FILES) as served:
@@ -246,6 +250,33 @@ def test_rapid_resets_are_cut_off_or_cost_others_little(served: Served) -> None:
             assert client.predict(inputs).step == 2
             waits.append(time.monotonic() - began)
         assert max(waits) < LONGEST_WAIT_SECONDS
+
+
+def test_a_call_that_ends_without_its_message_is_answered_at_once(served: Served) -> None:
+    with served.channel() as channel:
+        for call in (channel.stream_unary(PREDICT).future, channel.stream_stream(WATCH)):
+            ended = call(iter(()), timeout=SECONDS)
+            assert (ended.code(), ended.details()[:14]) == (grpc.StatusCode.INVALID_ARGUMENT, "got no message")
+
+
+def test_compressed_messages_hold_little_memory_before_they_are_refused(served: Served) -> None:
+    bodies = [gzip.compress(bytes(size)) for size in (MESSAGE_BYTES, MESSAGE_BYTES + 1)]
+    with served.channel() as channel, Client(served.grpc, timeout_seconds=SECONDS) as client:
+        predict = channel.unary_unary(PREDICT)
+        for compression in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+            assert predict(REQUEST, timeout=SECONDS, compression=compression) == predict(REQUEST, timeout=SECONDS)
+        before = resident_peak(served.pid)
+        with served.connect() as connection:
+            statuses = call_compressed(connection, PREDICT, bodies * COMPRESSED_CALLS)
+        assert statuses == Counter({"3": COMPRESSED_CALLS, "8": COMPRESSED_CALLS})
+        assert resident_peak(served.pid) - before < SLACK_MIB * MIB
+        assert client.predict({"x": np.ones((1, WIDTH), np.float32)}).step == 2
+
+
+def resident_peak(pid: int) -> int:
+    """Return the most memory that a process has had resident so far, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 @pytest.mark.parametrize("served", FRONT_ENDS[1:], indirect=True)

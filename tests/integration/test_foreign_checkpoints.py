@@ -92,8 +92,8 @@ def test_weights_without_an_experiment_end_the_service_with_the_remedy(run_servi
 
 
 def test_a_place_that_cannot_be_read_ends_the_service_with_the_alternative(run_service: Run) -> None:
-    with pytest.raises(UnsupportedLocationError, match=r"cannot read s3://bucket/run: .*; mount it"):
-        run_service({"checkpoints": Path("s3://bucket/run")})
+    with pytest.raises(UnsupportedLocationError, match=r"cannot read other://bucket/run: .*; mount it"):
+        run_service({"checkpoints": Path("other://bucket/run")})
 
 
 def test_a_folder_that_is_none_ends_the_service(run_service: Run, theirs: Path) -> None:

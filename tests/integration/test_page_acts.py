@@ -19,7 +19,7 @@ from testkit.html_pages import Page
 from testkit.in_process import RunningService, running_service, until
 from testkit.slow_batches import SlowBatches
 from testkit.webhook_receiver import SECRET, Receiver, receiving, status
-from understudy.service.page import working
+from understudy.service.page import page_call
 
 STEPS = (10, 20, 30)
 DATASET = "test"
@@ -101,7 +101,7 @@ def operator(service: RunningService) -> Iterator[Browser]:
 @pytest.fixture(autouse=True)
 def everything_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a slow machine answer at once, too."""
-    monkeypatch.setattr(working, "QUICK_SECONDS", SECONDS)
+    monkeypatch.setattr(page_call, "QUICK_SECONDS", SECONDS)
 
 
 @pytest.fixture
@@ -190,8 +190,8 @@ def send_slowly(operator: Browser, act: str, fields: dict[str, str]) -> Any:
 def test_what_takes_a_while_tells_how_far_it_is_and_ends_with_the_result(
     operator: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working, "QUICK_SECONDS", 0.0)
-    monkeypatch.setattr(working, "TELL_SECONDS", 0.05)
+    monkeypatch.setattr(page_call, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(page_call, "TELL_SECONDS", 0.05)
     slow = SlowBatches(monkeypatch)
     question = operator.get("/acts/compare?first=30&second=10").text
     assert "The next page tells how far it is; leaving that page cancels it." in Page(question).text
@@ -219,7 +219,7 @@ def test_what_takes_a_while_tells_how_far_it_is_and_ends_with_the_result(
 def test_who_leaves_cancels_what_is_computed(
     service: RunningService, operator: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(page_call, "QUICK_SECONDS", 0.0)
     slow = SlowBatches(monkeypatch)
     fields = {**operator.fields("/acts/compare?first=30&second=10"), "dataset": DATASET}
     client = service.client(token=token_of("viewer"))
@@ -241,7 +241,7 @@ def test_who_leaves_cancels_what_is_computed(
 def test_a_failure_while_it_is_told_how_far_something_is_ends_the_page_with_a_sentence(
     operator: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(page_call, "QUICK_SECONDS", 0.0)
     fields = operator.fields("/acts/evaluate?step=10")
     failed = operator.send("evaluate", {**fields, "dataset": "<b>other</b>"})
 

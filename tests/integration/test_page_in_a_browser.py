@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from testkit.browser import Tabs, overflow, running_browser, violations
 from testkit.checkpoints import Chief, ones, write_dataset
@@ -19,7 +21,8 @@ from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.checkpoints.training import TrainingProgress
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome
-from understudy.service.page import working
+from understudy.service.page import change_feed, page_call
+from understudy.service.page.change_feed import ChangeFeed
 
 STEPS = (10, 20, 30)
 REFUSED_STEP = 40
@@ -27,6 +30,7 @@ MANY_STEP = 5
 NASTY = "<img src=x onerror=alert(1)>"
 """A dataset's name that a careless page would run."""
 METRICS = 1000
+STREAMS = 20
 
 LIGHT = {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}}
 DARK_AND_NARROW = {"color_scheme": "dark", "viewport": {"width": 390, "height": 844}}
@@ -106,6 +110,14 @@ def url(service: RunningService, path: str = "/") -> str:
     return f"http://{service.http}{path}"
 
 
+def elements_of(page: Page) -> int:
+    return int(page.evaluate("document.getElementsByTagName('*').length"))
+
+
+def have_the_same_elements(page: Page, other: Page) -> bool:
+    return elements_of(page) == elements_of(other)
+
+
 @pytest.mark.parametrize("look", [LIGHT, DARK_AND_NARROW], ids=["light and wide", "dark and narrow"])
 def test_every_page_is_accessible_and_as_wide_as_the_window(
     service: RunningService, tabs: Tabs, look: dict[str, object]
@@ -172,11 +184,13 @@ def test_an_open_page_follows_what_is_done_in_another_tab(service: RunningServic
         expect(acting.locator("main")).to_contain_text(f"Step 10 will be served instead of step {STEPS[-1]}.")
         acting.get_by_role("button", name="Serve and pin step 10").click()
         expect(watched.locator("#state")).to_contain_text("An operator pinned it")
+        expect(watched.locator("figure > svg").first.locator(".mark.rolled-back")).to_have_count(1)
         expect(watched.locator("details").first).to_have_attribute("open", "")
         acting.get_by_role("link", name="Unpin step 10").click()
         acting.get_by_role("button", name="Unpin step 10").click()
         expect(watched.locator("#state")).not_to_contain_text("An operator pinned it")
-        now = watched.evaluate("document.getElementsByTagName('*').length")
+        expect(watched.locator("figure > svg").first.locator(".mark.served")).to_have_count(len(STEPS))
+        now = elements_of(watched)
         elements = elements or now
         assert now == elements
 
@@ -213,7 +227,7 @@ def test_a_comparison_and_a_life_are_shown(service: RunningService, tabs: Tabs) 
 def test_a_page_tells_how_far_a_comparison_is_until_it_is_cancelled(
     service: RunningService, tabs: Tabs, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(working, "TELL_SECONDS", 0.05)
+    monkeypatch.setattr(page_call, "TELL_SECONDS", 0.05)
     slow = SlowBatches(monkeypatch)
     page = tabs.open(url(service, "/acts/compare?first=10&second=20"), **options)
     page.get_by_role("button", name="Compare").click(no_wait_after=True)
@@ -229,7 +243,7 @@ def test_a_page_tells_how_far_a_comparison_is_until_it_is_cancelled(
 def test_an_evaluation_that_took_a_while_ends_at_the_page_of_the_checkpoint(
     service: RunningService, tabs: Tabs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(working, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(page_call, "QUICK_SECONDS", 0.0)
     page = tabs.open(url(service, "/acts/evaluate?step=10"), **LIGHT)
     page.get_by_role("button", name="Evaluate").click()
     page.wait_for_url(url(service, "/checkpoints/10"))
@@ -268,10 +282,49 @@ def test_markup_in_the_name_of_a_dataset_is_text_and_a_thousand_metrics_are_page
     assert page.locator("thead th").filter(has_text="metric_").count() == METRICS
 
 
-def test_an_open_page_survives_a_restart_of_the_server(
-    folder: Path, replicas: tuple[str, ...], tabs: Tabs, browser: Browser
+def test_the_value_at_the_pointer_is_read_out_until_it_leaves_the_chart(service: RunningService, tabs: Tabs) -> None:
+    page = tabs.open(url(service), **LIGHT)
+    figure = page.locator("figure").first
+    newest = figure.locator(".readout").inner_text()
+    value = figure.locator("tbody tr").filter(has=page.get_by_role("rowheader", name="20", include_hidden=True))
+    frame = figure.locator("svg .frame")
+    frame.scroll_into_view_if_needed()
+    box = frame.bounding_box()
+    assert box is not None
+    share = 1 / 3  # of the steps 10 to 40
+    page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+
+    expect(figure.locator(".readout")).to_have_text(f"step 20: {value.locator('td').text_content()}")
+    expect(figure.locator("svg .guide")).to_have_count(1)
+    page.mouse.move(2, 2)
+    expect(figure.locator(".readout")).to_have_text(newest)
+    expect(figure.locator("svg .guide")).to_have_count(0)
+
+
+def test_a_page_left_open_neither_grows_nor_complains_when_streams_end(
+    service: RunningService, tabs: Tabs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del browser
+    monkeypatch.setattr(change_feed, "STREAM_SECONDS", 0.1)
+    monkeypatch.setattr(change_feed, "APART_SECONDS", 0.0)
+    monkeypatch.setattr(change_feed, "KEEP_ALIVE_SECONDS", 0.05)
+    place, opened = ChangeFeed.place, Counter[str]()
+
+    def counting(feed: ChangeFeed) -> AbstractContextManager[None]:
+        opened["streams"] += 1
+        return place(feed)
+
+    monkeypatch.setattr(ChangeFeed, "place", counting)
+    page = tabs.open(url(service), **LIGHT)
+    elements = elements_of(page)
+    until(lambda: opened["streams"] > STREAMS)
+
+    assert elements_of(page) == elements
+    expect(page.locator(".lost")).to_be_empty()
+
+
+def test_an_open_page_survives_restarts_of_the_server_and_says_while_it_is_gone(
+    folder: Path, replicas: tuple[str, ...], tabs: Tabs
+) -> None:
     state = folder / "state"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -285,10 +338,21 @@ def test_an_open_page_survives_a_restart_of_the_server(
         first.wait_ready()
         page = tabs.open(f"http://127.0.0.1:{port}/", **LIGHT)
         expect(page.locator("#state")).to_contain_text("The version policy is latest")
-    with serve(other, replicas, port) as second:
-        second.wait_ready()
-        second.client().promote(10)
-        expect(page.locator("#state")).to_contain_text("An operator pinned it", timeout=30_000)
-        page.close()
+        page.evaluate("window.is_the_same_page = true")
+    expect(page.locator(".lost")).to_contain_text("Not connected: this is the state of")
+    for step in STEPS[:2]:
+        with serve(other, replicas, port) as again:
+            again.wait_ready()
+            again.client().promote(step)
+            expect(page.locator("#state .large")).to_have_text(f"step {step}", timeout=30_000)
+            expect(page.locator("#state")).to_contain_text("An operator pinned it")
+            expect(page.locator(".lost")).to_be_empty()
+            expect(page.locator(".readiness")).to_have_text("ready")
+            expect(page.locator("#checkpoints")).not_to_contain_text("waiting")
+            anew = tabs.open(f"http://127.0.0.1:{port}/", **LIGHT)
+            until(partial(have_the_same_elements, page, anew))
+            anew.close()
+    assert page.evaluate("window.is_the_same_page")
+    page.close()
     lost, tabs.errors = tabs.errors, []
     assert all(error.startswith(("htmx:", "[object Event]")) or "net::ERR_" in error for error in lost), lost

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 import structlog
+import tensorflow as tf
 from click.testing import CliRunner
 
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model
@@ -129,6 +130,45 @@ def test_a_serving_version_that_changes_state_computes_no_request_twice(
     _, promoted = client.list_evaluations()
     assert promoted.metrics["compared_requests"] >= 20
     assert np.isnan(promoted.metrics.get("latency_ratio", np.nan))
+
+
+class Counting(tf.Module):  # type: ignore[misc]
+    """Answers ones with 10, and counts its calls in a variable."""
+
+    def __init__(self) -> None:
+        self.kernel = tf.Variable(np.full((WIDTH, OUTPUTS), 10 / WIDTH, np.float32))
+        self.calls = tf.Variable(0.0, name="calls")
+
+    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH), tf.float32, name="x")])  # type: ignore[untyped-decorator]
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": tf.matmul(x, self.kernel) + 0.0 * self.calls.assign_add(1.0)}
+
+
+def test_a_version_that_changes_its_variables_keeps_them_until_it_serves(
+    replicas: tuple[str, ...], stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[float] = []
+    forward = Slot.forward
+
+    def spied(slot: Slot, inputs: Any) -> Any:
+        if threading.current_thread().name == "understudy-shadow":
+            calls.extend(float(keras.ops.convert_to_numpy(each)) for each in slot._model.variables if each.shape == ())
+        return forward(slot, inputs)
+
+    monkeypatch.setattr(Slot, "forward", spied)
+    folder = tmp_path / "models"
+    tf.saved_model.save(Counting(), folder / "10")
+    settings = {"checkpoints": folder}
+    service = stack.enter_context(
+        running_service(settings, {"rollout": SOON}, replicas=replicas[:1], state_dir=tmp_path / "state")
+    )
+    service.wait_ready()
+    client = service.client()
+    tf.saved_model.save(Counting(), tmp_path / "20")
+    (tmp_path / "20").rename(folder / "20")
+    answers_until(client, [(20, "started"), (20, "promoted")])
+    assert len(calls) >= 20
+    assert {*calls} == {calls[0]}
 
 
 def test_one_that_answers_otherwise_goes_back_by_itself_and_the_next_good_one_is_promoted(

@@ -23,7 +23,7 @@ from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import RunningService, running_service, until
 from testkit.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
 from understudy.clients import InvalidArgumentError
-from understudy.service.tracing.checkpoint_tracer import trace_id_of
+from understudy.service.tracing.tracing import trace_id_of
 
 PREDICT = "understudy.v1.PredictionService/Predict"
 INFER = "POST /v2/models/{model}/infer"

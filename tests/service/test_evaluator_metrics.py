@@ -9,9 +9,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
-from understudy.service.calls.metrics import RpcMetrics, exposition, methods_of, new_registry
+from understudy.service.calls.methods import methods_of
+from understudy.service.calls.metrics import InferenceStatistics, RpcMetrics, new_registry
 from understudy.service.calls.status import Code
-from understudy.service.evaluator_metrics import InferenceStatistics, ServiceObserver
+from understudy.service.evaluator_metrics import ServiceObserver
+from understudy.service.handlers.status_handlers import exposition
 from understudy.service.services import LIGHT_SERVICES, PREDICTION
 
 PREDICT = {"grpc_type": "unary", "grpc_service": "understudy.v1.PredictionService", "grpc_method": "Predict"}
@@ -120,11 +122,40 @@ def test_the_newest_score_of_a_dataset_is_shown_in_whatever_order_they_are_told(
     for told in (record(2, step=20), record(1, step=10), record(3, step=30, outcome=EvaluationOutcome.SKIPPED)):
         observer.evaluation_recorded(told)
     value = registry.get_sample_value
-    assert value("understudy_evaluation_metric", {"dataset": "test", "metric": "loss"}) == 0.2
+    labels = {"dataset": "test", "metric": "loss", "dataset_digest": "", "metric_digest": ""}
+    assert value("understudy_evaluation_metric", labels) == 0.2
     assert value("understudy_evaluation_step", {"dataset": "test"}) == 20
     assert value("understudy_evaluations_total", {"outcome": "scored"}) == 2
     assert value("understudy_evaluations_total", {"outcome": "skipped"}) == 1
     assert value("understudy_evaluations_total", {"outcome": "undecided"}) == 0
+
+
+def scores_in(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
+    """Return the values of metrics by dataset, metric, and the digests of content and configuration."""
+    names = ("dataset", "metric", "dataset_digest", "metric_digest")
+    return {
+        tuple(sample.labels[name] for name in names): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "understudy_evaluation_metric"
+    }
+
+
+def test_what_cannot_be_compared_is_another_series_and_the_earlier_one_ends(
+    registry: CollectorRegistry, observer: ServiceObserver
+) -> None:
+    first = replace(record(1, step=10), dataset_digest="c" * 64, metric_digests={"loss": "a" * 64})
+    observer.evaluation_recorded(first)
+    observer.evaluation_recorded(replace(record(2, step=10), dataset="other", metric_digest="e" * 64))
+    other = {("other", "loss", "", "e" * 8): 0.1}
+    assert scores_in(registry) == {("test", "loss", "c" * 8, "a" * 8): 0.1, **other}
+
+    configured = replace(first, sequence=3, step=20, metrics={"loss": 0.2}, metric_digests={"loss": "b" * 64})
+    observer.evaluation_recorded(configured)
+    assert scores_in(registry) == {("test", "loss", "c" * 8, "b" * 8): 0.2, **other}
+
+    observer.evaluation_recorded(replace(record(4, step=30), dataset_digest="d" * 64, metrics={"mae": 0.5}))
+    assert scores_in(registry) == {("test", "mae", "d" * 8, ""): 0.5, **other}
 
 
 def test_two_services_in_one_process_do_not_share_metrics() -> None:

@@ -69,6 +69,20 @@ async def test_a_connection_without_the_headers_of_a_request_ends(
         writer.close()
 
 
+async def test_a_request_with_two_lengths_is_refused_and_nothing_after_it_is_taken_for_a_request(
+    client: httpx.AsyncClient,
+) -> None:
+    lengths = b"content-length: 3\r\ntransfer-encoding: chunked\r\n"
+    following = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(b"POST /healthz HTTP/1.1\r\nhost: x\r\n" + lengths + b"\r\n0\r\n\r\n" + following)
+    answer = await asyncio.wait_for(reader.read(), SECONDS)
+    assert answer.count(b"HTTP/1.1") == 1
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"both Content-Length and Transfer-Encoding" in answer
+    writer.close()
+
+
 async def test_a_connection_beyond_the_limit_is_closed_at_once(client: httpx.AsyncClient) -> None:
     held = [await asyncio.open_connection(client.base_url.host, client.base_url.port) for _ in range(MAX_CONNECTIONS)]
     reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)

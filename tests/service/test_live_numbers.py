@@ -6,7 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.samples import Sample
 
-from understudy.service.calls.metrics import RpcMethod, RpcMetrics, samples_of
+from understudy.service.calls.methods import RpcMethod
+from understudy.service.calls.metrics import RpcMetrics, samples_of
 from understudy.service.calls.status import Code
 from understudy.service.live_numbers import LiveReader, quantile
 

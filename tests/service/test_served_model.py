@@ -17,8 +17,8 @@ from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import DeadlineExceededError
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.types import Arrays, Outcome, Prediction, ResultSink
-from understudy.service.calls.methods import CallContext
-from understudy.service.served_model import CoalescingOptions, EventLoopSink, Predictor
+from understudy.service.calls.methods import CallContext, CoalescingOptions
+from understudy.service.handlers.prediction_handler import EventLoopSink, Predictor
 
 TIMEOUT = 10.0
 

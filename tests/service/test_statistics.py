@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.service.evaluator_metrics import REMEMBERED_STEPS, InferenceStatistics
+from understudy.service.calls.metrics import REMEMBERED_STEPS, InferenceStatistics
 
 
 def test_batches_and_requests_are_counted_by_step_and_size() -> None:

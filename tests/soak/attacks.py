@@ -10,6 +10,7 @@ Files that attack when they are loaded are those of the topic ``damage``.
 
 from __future__ import annotations
 
+import gzip
 import os
 import threading
 import time
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from testkit.served import Pair, Served
 
 MESSAGES: Final = 200_000
-SESSION: Final = 2_500
-"""How many fuzzed messages one session sends."""
+SESSION: Final = 25_000
+"""How many fuzzed messages one session sends. Its servers and its attacks take minutes, whatever this number is."""
 TURN: Final = 250
+TURNS: Final = 10
+"""How many fuzzed messages are sent at a time, at least, and how many times in a session, about."""
 SITES: Final = tuple((front_end, tls) for tls in (False, True) for front_end in ("grpcio", "envoy"))
 
 MAX_LONGER_SECONDS: Final = 0.2
@@ -171,10 +174,21 @@ def rapid_resets(served: Served) -> Iterator[str]:
     yield from ()
 
 
+def compressed_calls(served: Served) -> Iterator[str]:
+    """Call with messages that are a thousand times as large when they are decompressed."""
+    from testkit.hostile_connections import call_compressed
+
+    with served.connect() as connection:
+        statuses = call_compressed(connection, _PREDICT, [gzip.compress(bytes(16 * _MEBIBYTE))] * 10)
+    if set(statuses) != {str(grpc.StatusCode.INVALID_ARGUMENT.value[0])}:
+        yield f"compressed zeros: {statuses}"
+
+
 ATTACKS: Final[Mapping[str, Callable[[Served], Iterator[str]]]] = {
     attack.__name__: attack
     for attack in (
         costly_requests,
+        compressed_calls,
         unfinished_bodies,
         silent_connections,
         quiet_streams,
@@ -236,10 +250,11 @@ def session(folder: Path, front_end: str, seed: int, numbers: range, *, tls: boo
 
 def attacked(pair: Pair, fuzzer: Fuzzer, honest: HonestCaller, numbers: range, folder: Path) -> dict[str, Any]:
     """Attack servers by turns with the honest caller alone; return what was seen."""
-    fuzzer.knock(numbers[:TURN])
+    turn = max(TURN, len(numbers) // TURNS)
+    fuzzer.knock(numbers[:turn])
     score, files = _score(pair.plain), _files(folder)
     faults: list[str] = []
-    turns = range(TURN, len(numbers), TURN)
+    turns = range(turn, len(numbers), turn)
     with _memory_of(pair) as memory:
         for number in range(ROUNDS):
             for name, attack in ATTACKS.items():
@@ -247,7 +262,7 @@ def attacked(pair: Pair, fuzzer: Fuzzer, honest: HonestCaller, numbers: range, f
                     faults += attack(pair.plain)
             for start in turns[number::ROUNDS]:
                 with _beside(honest, "fuzz", pair.plain):
-                    fuzzer.knock(numbers[start : start + TURN])
+                    fuzzer.knock(numbers[start : start + turn])
             time.sleep(_SETTLE_SECONDS)
             memory.append(_resident_mib(pair))
     before, *settled, most = memory

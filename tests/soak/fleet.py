@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from soak.programs import START_SECONDS, Program
 from soak.trial import Trial
 from testkit.checkpoints import Chief, ones
 from testkit.envoy import proxied
+from understudy.checkpoints import RunDir
 from understudy.clients import Client
 
 PROMOTIONS = 200
@@ -85,8 +88,9 @@ def run(trial: Trial) -> None:
     promotions = trial.count(PROMOTIONS)
     servers = SERVERS if promotions >= PROMOTIONS else SAMPLE_SERVERS
     chief = Chief(trial.work / "run")
-    for step in STEPS:
+    for step in sorted({*STEPS} - {*RunDir(trial.work / "run").committed_steps()}):
         chief.publish(step)
+    earlier = trial.load_state() or {"answers": 0, "answers_through_envoy": 0, "failures": [], "seconds": []}
     with ExitStack() as stack:
         evaluator = Program(trial.work, "--run-dir", str(trial.work / "run"), f"--version-policy={STEPS[0]}")
         stack.callback(evaluator.kill)
@@ -103,17 +107,18 @@ def run(trial: Trial) -> None:
         behind_envoy = _Caller(stack.enter_context(proxied([program.grpc for program in programs])))
         for caller in (*callers, behind_envoy):
             stack.callback(caller.close)
-        seconds: list[float] = []
-        for number in range(promotions):
+        seconds: list[float] = list(earlier["seconds"])
+        for number in range(len(seconds) // servers, promotions):
             step = STEPS[(number + 1) % len(STEPS)]
             seconds += _promote(client, callers, step, rolls_back=number % 5 == 4)
-            figures = _figures(callers, behind_envoy, seconds)
-            held = not figures["failures"]
-            trial.report(held=held, promotions=number + 1, servers=servers, finished=False, **figures)
+            counts = _counts(earlier, callers, behind_envoy)
+            trial.save_state({**counts, "seconds": seconds})
+            held = not counts["failures"]
+            trial.report(held=held, promotions=number + 1, servers=servers, finished=False, **counts, **_times(seconds))
         is_carried_out = _is_reported(client, servers)
-    figures = _figures(callers, behind_envoy, seconds)
-    held = is_carried_out and not figures["failures"]
-    trial.report(held=held, promotions=promotions, servers=servers, finished=True, **figures)
+    counts = _counts(earlier, callers, behind_envoy)
+    held = is_carried_out and not counts["failures"]
+    trial.report(held=held, promotions=promotions, servers=servers, finished=True, **counts, **_times(seconds))
     if held:
         trial.finish()
 
@@ -135,12 +140,19 @@ def _is_reported(client: Client, servers: int) -> bool:
     return False
 
 
-def _figures(callers: list[_Caller], behind_envoy: _Caller, seconds: list[float]) -> dict[str, object]:
+def _counts(earlier: Mapping[str, Any], callers: list[_Caller], behind_envoy: _Caller) -> dict[str, Any]:
+    """Return what all callers counted, also before the trial was resumed."""
     everyone = [*callers, behind_envoy]
+    failures = [*earlier["failures"], *(failure for caller in everyone for failure in caller.failures)]
     return {
-        "answers": sum(caller.answers for caller in everyone),
-        "answers_through_envoy": behind_envoy.answers,
-        "failures": [failure for caller in everyone for failure in caller.failures][:MOST_FAILURES],
+        "answers": earlier["answers"] + sum(caller.answers for caller in everyone),
+        "answers_through_envoy": earlier["answers_through_envoy"] + behind_envoy.answers,
+        "failures": failures[:MOST_FAILURES],
+    }
+
+
+def _times(seconds: list[float]) -> dict[str, float]:
+    return {
         "median_seconds": float(np.median(seconds)),
         "p99_seconds": float(np.quantile(seconds, 0.99)),
         "longest_seconds": max(seconds),

@@ -11,6 +11,8 @@ import threading
 import time
 from pathlib import Path
 
+from testkit.preloading import preloaded
+
 START_SECONDS = 120.0
 
 _GRPC = re.compile(r"grpc=(\S+)")
@@ -25,7 +27,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+            env={**os.environ, **preloaded(), "TF_CPP_MIN_LOG_LEVEL": "2"},
         )
 
 
@@ -55,6 +57,10 @@ class Program:
         while not (line := self._lines.get(timeout=max(0.0, until - time.monotonic()))).startswith(word):
             pass
         return line
+
+    def wait(self) -> int:
+        """Wait until it has ended by itself; return its exit status."""
+        return self._process.wait(START_SECONDS)
 
     def kill(self) -> None:
         """End it by SIGKILL."""

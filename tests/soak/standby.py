@@ -36,12 +36,13 @@ def run(trial: Trial) -> None:
     run_dir = RunDir(trial.work / "run")
     data = save_datasets(trial.work)
     publisher = NumberedCheckpoints(run_dir)
-    publisher.publish(1, final=False)
-    seconds: list[float] = []
+    if not run_dir.committed_steps():
+        publisher.publish(1, final=False)
+    seconds: list[float] = trial.load_state().get("seconds", [])
     serving, waiting = _stand_by(run_dir, data), None
     try:
         serving.wait_for("READY")
-        for number in range(kills):
+        for number in range(len(seconds), kills):
             waiting = _stand_by(run_dir, data)
             due = 1 + (checkpoints - 1) * (number + 1) // kills
             for step in range(len(run_dir.committed_steps()) + 1, due + 1):
@@ -52,7 +53,10 @@ def run(trial: Trial) -> None:
             waiting.wait_for("READY")
             seconds.append(time.monotonic() - died)
             serving, waiting = waiting, None
-            trial.report(held=max(seconds) < _TAKEOVER_SECONDS, kills=number + 1, finished=False)
+            trial.save_state({"seconds": seconds})
+            trial.report(
+                held=max(seconds) < _TAKEOVER_SECONDS, kills=number + 1, longest_seconds=max(seconds), finished=False
+            )
     finally:
         for each in filter(None, (serving, waiting)):
             each.kill()

@@ -17,7 +17,7 @@ from benchmarks.speed.closed_loop import length_of, order
 from benchmarks.speed.entrants import FUNCTION, Cell, InProcess, Served
 from benchmarks.speed.figures import Figures, Spread, spread_of_ratios
 from benchmarks.speed.models import BATCHES, MODELS
-from benchmarks.speed.processes import BenchmarkError, Launch, ProcessTree
+from benchmarks.speed.processes import BenchmarkError, Launch, ProcessTree, Usage
 from benchmarks.speed.programs.arrivals import arrivals
 from benchmarks.speed.running import Bodies, prepare, running
 from benchmarks.speed.servers import floor, own
@@ -223,3 +223,8 @@ def test_the_command_line_tells_what_it_can_measure_and_ends_what_it_started_on_
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_cell_without_an_answer_has_no_rate_and_waits_of_its_whole_time() -> None:
+    figures = Figures.of([], seconds=0.6, answered=0, used=Usage(cpu_seconds=1.0, rss_mib=100.0))
+    assert (figures.requests_per_second, figures.p50_ms, figures.p99_ms) == (0.0, 600.0, 600.0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from testkit.engine_calls import predict_on
-from understudy.evaluator.batching.device_thread import Cost
+from understudy.evaluator.batching.batch_runner import Cost
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.observer import SilentObserver

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -430,13 +430,28 @@ def cut(structure: Any, start: int, stop: int) -> Any:
     return keras.tree.map_structure(lambda array: None if array is None else array[start:stop], structure)
 
 
-def evaluate_on_one_device(model: Any, batches: list[tuple[Any, ...]]) -> dict[str, float]:
+def evaluate_on_one_device(model: Any, batches: Sequence[tuple[Any, ...]]) -> dict[str, float]:
     """Return the result of `model.evaluate` for these batches, from a dataset of known length."""
     parts = [keras.tree.lists_to_tuples(batch) for batch in batches]  # as tf.data wants them
     none = keras.tree.map_structure(_without_rows, parts[0])  # its shape leaves the batch size open when it is skipped
     datasets = map(tf.data.Dataset.from_tensors, [none, *parts])
     dataset = functools.reduce(lambda before, after: before.concatenate(after), datasets).skip(1)
     return flat_logs(model.evaluate(dataset, verbose=0, return_dict=True))
+
+
+def step_on_one_device(model: Any, batches: Sequence[tuple[Any, ...]]) -> dict[str, float]:
+    """Return what `evaluate_on_one_device` does, in a third of the time: the same steps, without datasets.
+
+    A step that `evaluate_on_one_device` has not run with batches of the same structure is traced for one batch size.
+    """
+    model.make_test_function()
+    model.reset_metrics()
+    logs: dict[str, Any] = {}
+    for batch in batches:
+        arrays = keras.tree.lists_to_tuples(batch)
+        tensors = keras.tree.map_structure(lambda each: None if each is None else tf.convert_to_tensor(each), arrays)
+        logs = model.test_function(iter([tensors]))
+    return flat_logs(model._get_metrics_result_or_logs(logs))
 
 
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, float]:

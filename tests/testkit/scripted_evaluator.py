@@ -12,10 +12,11 @@ import numpy as np
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Batch, EvaluationRecord, EvaluationResult, Prediction
-from understudy.service.evaluator_metrics import InferenceStatistics
+from understudy.service.calls.metrics import InferenceStatistics
 from understudy.service.handlers.inference_handler import InferenceHandler
+from understudy.service.handlers.prediction_handler import Predictor
 from understudy.service.readiness import Readiness
-from understudy.service.served_model import Predictor, ServedModel
+from understudy.service.served_model import ServedModel
 
 
 class ScriptedLedger:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from testkit.asgi_bridge import AsgiHandler
 from understudy.service.calls.call_limits import DisconnectMonitor
 from understudy.service.calls.caller import OPEN_TO_ALL, Group, only
+from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.methods import CallContext, Service, foreign_service, service
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import ServedMethods, served_methods
@@ -141,7 +142,7 @@ async def running_harness(front_end: str, more: Sequence[Service] = ()) -> Async
 def _grpcio_server(methods: ServedMethods) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
     ended = EndedInterceptor()
     server = grpc.aio.server(interceptors=(ended,))
-    server.add_generic_rpc_handlers([MethodHandlers(methods)])
+    server.add_generic_rpc_handlers([MethodHandlers(methods, MessageDecompressor(MAX_MESSAGE_BYTES))])
     return server, ended.ended
 
 

@@ -5,6 +5,7 @@ The publisher, the source, the checkpoint store and the manager are the real one
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Quarantine, VersionStateMonitor
-from understudy.evaluator.types import Array, Arrays, MetricSpec, VersionStatus
+from understudy.evaluator.types import Array, ArrayForm, Arrays, MetricSpec, VersionStatus
 
 WAIT_SECONDS = 20.0
 """How long a test waits for an expected event; reached only if it fails."""
@@ -71,6 +72,9 @@ class TextSlot:
     def check_inputs(self, inputs: Arrays) -> int:
         return len(inputs["x"])
 
+    def check_forms(self, forms: Mapping[str, ArrayForm]) -> int:
+        raise NotImplementedError(forms)
+
     def freeze(self, *, limit_mib: int, check_wanted: Callable[[], None]) -> int:
         raise NotImplementedError(limit_mib, check_wanted)
 
@@ -87,6 +91,9 @@ class TextSlot:
 
     def try_out(self) -> None:
         pass
+
+    def keeping_variables(self) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
 
     @property
     def may_overlap(self) -> bool:

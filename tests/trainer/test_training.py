@@ -133,7 +133,7 @@ def test_a_full_disk_stops_training_and_leaves_the_checkpoints_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(Dense(), tmp_path, steps=5)
-    monkeypatch.setattr("understudy.trainer.publishing.write_snapshot", _disk_full)
+    monkeypatch.setattr("understudy.trainer.chief.write_snapshot", _disk_full)
     with pytest.raises(PublishError, match=r"step 10 could not be published: .*No space left on device"):
         run(Dense(), tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["000000000005", "lock"]

@@ -7,14 +7,7 @@ from typing import Any
 
 
 class Forward:
-    """The concrete function of a model, from ``[rows, ...]`` to ``[rows, ...]``, traced once.
-
-    Args:
-        model_file: The ``.keras`` file.
-
-    Attributes:
-        row_shape: The shape of one example of the input.
-    """
+    """The concrete function of a model file, from ``[rows, *row_shape]`` to ``[rows, ...]``, traced once."""
 
     def __init__(self, model_file: str | Path) -> None:
         import keras

@@ -30,13 +30,7 @@ _OPTIONS = (*wire.MESSAGE_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
 
 class Run:
-    """One measurement.
-
-    Args:
-        message: The serialized request, which is sent repeatedly.
-        offsets: When to send, in seconds from the beginning, ascending.
-        seconds: Duration of the measurement, after a warm-up.
-    """
+    """One measurement: sends a message at each of these offsets, in ascending seconds from the beginning."""
 
     def __init__(self, message: bytes, offsets: list[float], seconds: float) -> None:
         self._message = message

@@ -9,6 +9,10 @@ CheckpointError
 ├── AlreadyPublishedError      its step is already committed
 ├── KeyFileError               a key file cannot be used
 └── LockHeldError              another process uses this folder
+
+OSError
+└── RemoteStorageError         remote storage does not answer, which says nothing about a checkpoint
+    └── StorageRefusalError    it refuses: there is no such bucket, or these credentials may not use it
 """
 
 from __future__ import annotations
@@ -48,3 +52,11 @@ class KeyFileError(CheckpointError):
 
 class LockHeldError(CheckpointError):
     """Another process holds the lock of a folder. The text names its process id if known."""
+
+
+class RemoteStorageError(OSError):
+    """Remote storage does not answer, or not as expected. It says nothing about a checkpoint: try again later."""
+
+
+class StorageRefusalError(RemoteStorageError):
+    """Remote storage refuses, until an operator mends it. The text names the place and the remedy."""

@@ -27,6 +27,7 @@ from understudy.checkpoints.checkpoint_errors import (
 from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
 from understudy.checkpoints.formats import FORMATS, Content
 from understudy.checkpoints.layout import MAX_STEP
+from understudy.checkpoints.pauses import doubling_pause
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, UnreadableCheckpoint, is_refused
 from understudy.checkpoints.stable_copy import FileChangedError
@@ -310,7 +311,7 @@ class _WatchedFile:
 
     def put_off(self, now: float) -> None:
         """Read it again later, each time after a longer wait."""
-        self.retry_at = now + min(_RETRY_SECONDS * 2.0**self.put_offs, _LONGEST_RETRY_SECONDS)
+        self.retry_at = now + doubling_pause(self.put_offs, first=_RETRY_SECONDS, longest=_LONGEST_RETRY_SECONDS)
         self.put_offs += 1
 
 

@@ -32,7 +32,8 @@ FORMAT_VERSION = 1
 SIGNATURE_FILE = MANIFEST_FILE + SIGNATURE_SUFFIX
 """The signature of a manifest, beside it."""
 
-_LARGEST_BYTES = 2**24
+LARGEST_BYTES = 2**24
+"""The most bytes of a manifest."""
 
 _HASHED_AT_ONCE = 2**22
 """Bytes per call; large enough to release the GIL to other threads for milliseconds."""
@@ -122,7 +123,7 @@ def read_manifest(directory: Path, accepted: AcceptedKeys | None = None, *, orig
     """
     path = directory / MANIFEST_FILE
     origin = path if origin is None else origin
-    content = read_within(path, directory, limit=_LARGEST_BYTES)
+    content = read_within(path, directory, limit=LARGEST_BYTES)
     if accepted is None:
         return decode_manifest(content, origin=origin)
     try:

@@ -30,7 +30,10 @@ _Stamp = tuple[int, int, int] | None
 
 _READ_AT_FIRST = 16
 _READ_AT_ONCE = 512
-"""How many manifests a poll reads. The first poll reads few, so that it finds the newest checkpoint at once."""
+_READ_SHARE = 4
+"""How many manifests a poll reads: few at first, so that it finds the newest checkpoint at once; then `_READ_AT_ONCE`,
+or this share of those that are known. What follows a poll takes time for each known checkpoint, so polls of a fixed
+size would take quadratic time together."""
 
 _RETRIED_AT_ONCE = 64
 """How many checkpoints that could not be read a poll tries again, in turn."""
@@ -113,7 +116,7 @@ class RunSource:
             return None
 
     def _refresh(self, wanted: Collection[int]) -> None:
-        limit = _READ_AT_FIRST if self._listing is None else _READ_AT_ONCE
+        limit = _READ_AT_FIRST if self._listing is None else max(_READ_AT_ONCE, len(self._known) // _READ_SHARE)
         began = time.monotonic()
         changed_at = self._changed_at()
         is_known = self._listing is not None and bool(self._unread) and self._listing.is_still_true(changed_at)

@@ -20,7 +20,14 @@ from understudy.checkpoints.fs import link_or_copy
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MANIFEST_FILE
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once, read_private_manifest
-from understudy.checkpoints.manifest import SIGNATURE_FILE, Manifest, read_manifest, verify_files, verify_sizes
+from understudy.checkpoints.manifest import (
+    SIGNATURE_FILE,
+    FileEntry,
+    Manifest,
+    read_manifest,
+    verify_files,
+    verify_sizes,
+)
 from understudy.checkpoints.signing import AcceptedKeys
 
 
@@ -172,9 +179,10 @@ class PublishedCheckpoint:
         manifest = read(folder, self.accepted, origin=self.directory / MANIFEST_FILE)
         if (manifest.step, manifest.digest) != (self.step, self.digest):
             raise CheckpointGoneError(f"{self.directory} was replaced before it could be fetched")
-        for path in [entry.path for entry in manifest.files]:
+        for entry in manifest.files:
+            path = entry.path
             try:
-                take(path)
+                self._take_listed(entry, folder)
             except FileNotFoundError as error:
                 if not (self.directory / MANIFEST_FILE).exists():
                     raise CheckpointGoneError(gone) from error
@@ -183,6 +191,10 @@ class PublishedCheckpoint:
                 raise DamagedCheckpointError(f"{self.directory}: its manifest lists {path} twice") from error
         verify_sizes(folder, manifest)
         return manifest
+
+    def _take_listed(self, entry: FileEntry, folder: Path) -> None:
+        """Link or copy a file that the manifest lists."""
+        self._take(entry.path, folder)
 
     def _take(self, path: str, folder: Path) -> None:
         """Link or copy one file."""

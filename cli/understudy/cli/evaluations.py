@@ -83,9 +83,9 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
             rows.append(("", "", f"  {part.name}", f"{part.examples} examples", "", shown))
     print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
     comparability = ComparabilityNotes()
-    for each in evaluations:
-        for note in comparability.of(each):
-            click.echo(f"note: {note}")
+    said = dict.fromkeys(note for each in evaluations for note in each.notes)
+    for note in (*said, *(note for each in evaluations for note in comparability.of(each))):
+        click.echo(f"note: {note}")
 
 
 def _print_csv(evaluations: Sequence[Evaluation]) -> None:

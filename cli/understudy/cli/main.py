@@ -15,6 +15,7 @@ from understudy.cli.command_errors import missing_extras_reported
 
 _COMMANDS: Final = {
     "train": "Train an experiment and publish its checkpoints.",
+    "publish": "Copy a run's checkpoints to a bucket as they are committed.",
     "serve": "Pick up, score and serve the checkpoints of a run.",
     "run": "Do what the cluster assigns to this task: train, or score and serve.",
     "demo": "Train, evaluate and serve on this machine.",

@@ -14,6 +14,7 @@ from types import FrameType
 
 import click
 
+from understudy.checkpoints.pauses import doubling_pause
 from understudy.trainer import ClusterTimeoutError, PeerLostError, PreemptedError
 from understudy.trainer.trainer_errors import RESTART_COUNT
 
@@ -69,7 +70,7 @@ class Supervisor:
                 status = self._run_once(count)
                 if count == self._restarts or self._stopping.is_set() or not _is_restartable(status):
                     break
-                pause = min(_FIRST_PAUSE_SECONDS * 2**count, _LONGEST_PAUSE_SECONDS)
+                pause = doubling_pause(count, first=_FIRST_PAUSE_SECONDS, longest=_LONGEST_PAUSE_SECONDS)
                 count += 1
                 click.echo(
                     f"the task ended with {status}; starting it again in {pause:g} s ({count} of {self._restarts})",

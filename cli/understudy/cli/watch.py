@@ -67,5 +67,5 @@ def _show(evaluation: Evaluation, comparability: ComparabilityNotes) -> None:
     for part in evaluation.slices:
         scores = formatted_metrics(part.metrics, part.intervals) or "; ".join(part.notes)
         click.echo(f"    {part.name}  {part.examples} examples  {scores}")
-    for note in comparability.of(evaluation):
+    for note in (*evaluation.notes, *comparability.of(evaluation)):
         click.echo(f"note: {note}")

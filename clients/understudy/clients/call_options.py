@@ -1,7 +1,8 @@
-"""Options of single calls, as grpcio has them."""
+"""Options of single calls, as grpcio has them, and the trace context of the caller's program."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -10,7 +11,6 @@ import grpc
 
 from understudy.clients.client_errors import UnauthenticatedError
 from understudy.clients.token import AUTHORIZATION, BearerToken
-from understudy.clients.trace_context import current_trace_context
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Keys in lower case with their values; a value is bytes if its key ends with ``-bin``."""
@@ -110,3 +110,18 @@ def without_timeout(call: CallOptions) -> CallOptions:
     rest = call.copy()
     rest.pop("timeout_seconds", None)
     return rest
+
+
+def current_trace_context() -> tuple[tuple[str, str], ...]:
+    """Return the metadata of the current span, by OpenTelemetry's propagators; none outside of spans.
+
+    OpenTelemetry is no dependency: a program without it has no current span, and one that has not imported it neither.
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or not trace.get_current_span().get_span_context().is_valid:
+        return ()
+    from opentelemetry import propagate
+
+    headers: dict[str, str] = {}
+    propagate.inject(headers)
+    return tuple((name.lower(), value) for name, value in headers.items())

@@ -7,15 +7,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from understudy.checkpoints.signature import TensorSpec
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import CheckpointSource
 from understudy.evaluator.assembly.evaluator_inputs import EvaluatorInputs
 from understudy.evaluator.datasets.dataset import EvaluationDataset
-from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError, ModelChangedError
 from understudy.evaluator.evaluator_state import EvaluatorState
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.outbox import Subscription
-from understudy.evaluator.serving.servable import ModelSlot, borrow_checked
+from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import (
     ArrayForm,
@@ -137,11 +138,15 @@ class Evaluator(EvaluatorState):
         components = self._open or self._started_components()
         step = None if version == "serving" else self._resolve(version)
         servable = components.manager.servable(step)
-        self._check_inputs(servable.slot, inputs)
+        try:
+            servable.slot.check_inputs(inputs)
+        except InvalidInputError:
+            self._inputs.observer.rejected("invalid")
+            raise
         architecture = servable.slot.architecture
         components.engine.submit(
             inputs,
-            borrow=partial(borrow_checked, components.manager.borrow, step, inputs, servable.step, architecture),
+            borrow=partial(_borrow_checked, components.manager.borrow, step, inputs, servable.step, architecture),
             key=(step, architecture),
             deadline=deadline,
             token=token,
@@ -161,11 +166,9 @@ class Evaluator(EvaluatorState):
 
         A check before the arrays are built.
         """
-        from understudy.evaluator.model.inputs import check_forms
-
-        components = self._started_components()
+        components = self._open or self._started_components()
         step = None if version == "serving" else self._resolve(version)
-        examples = check_forms(forms, components.manager.servable(step).slot.signature.inputs)
+        examples = components.manager.servable(step).slot.check_forms(forms)
         components.engine.check_admission(None, examples=examples)
 
     @property
@@ -323,10 +326,46 @@ class Evaluator(EvaluatorState):
 
         return DatasetBatches(self.dataset(dataset), batch_size=self._inputs.settings.evaluation_batch_size)
 
-    def _check_inputs(self, slot: ModelSlot, inputs: Arrays) -> None:
-        """Check the inputs against the signature, which later checkpoints in the slot share."""
-        try:
-            slot.check_inputs(inputs)
-        except InvalidInputError:
-            self._inputs.observer.rejected("invalid")
-            raise
+
+def _borrow_checked(
+    borrow: Callable[[int | None], Handle],
+    step: int | None,
+    inputs: Arrays,
+    checked_step: int,
+    checked_architecture: str,
+) -> Handle:
+    """Borrow a loaded servable, checking the inputs again if it is of another architecture. Does not block.
+
+    Args:
+        borrow: Borrows the servable of a step.
+        step: The step; None stands for the serving version.
+        inputs: Every input by name, ``[examples, ...]``.
+        checked_step: The step of the servable that the inputs were checked against.
+        checked_architecture: The architecture of that servable.
+
+    Raises:
+        ModelChangedError: The inputs do not fit it.
+        NotReadyError: Nothing is serving yet.
+        VersionNotFoundError: The step is not loaded.
+    """
+    handle = borrow(step)
+    if handle.slot.architecture == checked_architecture:
+        return handle
+    try:
+        handle.slot.check_inputs(inputs)
+    except InvalidInputError as error:
+        takes = ", ".join(map(_described, handle.slot.signature.inputs))
+        handle.release()
+        raise ModelChangedError(
+            f"the serving model changed from step {checked_step} to step {handle.step} while the request waited, and "
+            f"now takes {takes}: {error}"
+        ) from error
+    except BaseException:
+        handle.release()
+        raise
+    return handle
+
+
+def _described(spec: TensorSpec) -> str:
+    lengths = ["examples", *("any" if length is None else str(length) for length in spec.shape[1:])]
+    return f"{spec.name!r} {spec.dtype} [{', '.join(lengths)}]"

@@ -38,7 +38,7 @@ import errno
 import re
 from collections.abc import Iterator
 
-from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.checkpoints.checkpoint_errors import CheckpointError, RemoteStorageError
 
 
 class EvaluatorError(Exception):
@@ -182,7 +182,7 @@ class Resource(enum.Enum):
     """A resource that a machine may run out of."""
 
     MEMORY = "memory"
-    OTHER = "disk space, file descriptors, processor time or a disk that works"
+    OTHER = "disk space, file descriptors, processor time, or a disk or remote storage that works"
 
 
 def exhausted_resource(error: BaseException) -> Resource | None:
@@ -211,6 +211,8 @@ def blame_machine(error: Exception) -> Exception:
 def _by_kind(error: BaseException) -> Resource | None:
     if isinstance(error, MemoryError | OutOfResourcesError):
         return Resource.MEMORY
+    if isinstance(error, RemoteStorageError):
+        return Resource.OTHER
     if isinstance(error, OSError) and error.errno in _MEMORY_ERRNOS | _OTHER_ERRNOS:
         return Resource.MEMORY if error.errno in _MEMORY_ERRNOS else Resource.OTHER
     return None

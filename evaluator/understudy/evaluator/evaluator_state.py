@@ -165,6 +165,10 @@ class EvaluatorState(EvaluatorLifecycle):
         """Return what happened to the checkpoints of one step, by ascending time, besides what the ledger records."""
         return self._components.records.life.of_step(step)
 
+    def served_steps(self, limit: int) -> list[int]:
+        """Return the steps that came to serve, in this order, as far as they are remembered; only the newest."""
+        return self._components.records.life.served_steps(limit)
+
     def tables(self, dataset: str = "", *, version: Version = "serving") -> EvaluationTables:
         """Return what was recorded with the last evaluation of a version on a dataset, by default the first. Blocks.
 

@@ -9,9 +9,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from understudy.checkpoints.checkpoint_errors import RemoteStorageError, StorageRefusalError
 from understudy.checkpoints.folder_source import FolderSource
 from understudy.checkpoints.layout import RunDir
-from understudy.checkpoints.remote import RemoteFolderSource
+from understudy.checkpoints.remote.files import open_remote
+from understudy.checkpoints.remote.folder_source import RemoteFolderSource
+from understudy.checkpoints.remote.run_source import RemoteRunSource
 from understudy.checkpoints.run_source import RunSource
 from understudy.checkpoints.signing import AcceptedKeys, accepted_keys
 from understudy.checkpoints.source import CheckpointSource
@@ -112,6 +115,10 @@ def _following(
     link: EvaluatorLink, location: CheckpointLocation, settings: EvaluatorSettings, accepted: AcceptedKeys | None
 ) -> NetworkFollowing:
     is_shared = location.folder != settings.state_dir
+    if is_shared and location.url is not None:
+        raise ConfigurationError(
+            f"follow HOST:PORT goes without {location.url}: the evaluator sends the checkpoints; leave out run_dir"
+        )
     if is_shared:
         _say_if_missing(RunDir(location.folder).checkpoints)
     return NetworkFollowing(
@@ -138,27 +145,31 @@ def _check_state_dir(folder: Path) -> None:
 def _source(
     location: CheckpointLocation, settings: EvaluatorSettings, accepted: AcceptedKeys | None
 ) -> CheckpointSource:
-    if location.is_run:
-        if location.url is not None:
-            raise ConfigurationError(
-                f"a run folder is a local folder, not {location.url}; mount it and give the folder"
-            )
-        run_dir = RunDir(location.folder)
-        _say_if_missing(run_dir.checkpoints)
-        return RunSource(run_dir, accepted=accepted)
     try:
-        return _foreign_source(location, settings, accepted)
+        source = _run_source if location.is_run else _foreign_source
+        return source(location, settings, accepted)
     except OSError as error:
         raise ConfigurationError(
             f"the checkpoints' folder {location.url or location.folder} cannot be read: {error}"
         ) from error
 
 
+def _run_source(
+    location: CheckpointLocation, settings: EvaluatorSettings, accepted: AcceptedKeys | None
+) -> CheckpointSource:
+    run_dir = RunDir(location.local_folder(settings.state_dir))
+    if location.url is None:
+        _say_if_missing(run_dir.checkpoints)
+        return RunSource(run_dir, accepted=accepted)
+    source = RemoteRunSource(open_remote(location.url), run_dir, accepted=accepted)
+    _check_remote(source)
+    return source
+
+
 def _foreign_source(
     location: CheckpointLocation, settings: EvaluatorSettings, accepted: AcceptedKeys | None
 ) -> CheckpointSource:
-    mirror = settings.state_dir / "mirror"
-    folder = location.folder if location.url is None else mirror
+    folder = location.local_folder(settings.state_dir)
     source = FolderSource(
         folder,
         settings.state_dir / "staging",
@@ -166,10 +177,22 @@ def _foreign_source(
         accepted=accepted,
     )
     if location.url is not None:
-        return RemoteFolderSource(location.url, mirror, source)
+        remote = RemoteFolderSource(open_remote(location.url), folder, source)
+        _check_remote(remote)
+        return remote
     _say_if_missing(folder)
     source.check()
     return source
+
+
+def _check_remote(source: RemoteRunSource | RemoteFolderSource) -> None:
+    """Refuse what an operator must mend; warn about storage that does not answer now."""
+    try:
+        source.check()
+    except StorageRefusalError:
+        raise
+    except RemoteStorageError as error:
+        _log.warning("%s; waiting for it to answer", error)
 
 
 def _say_if_missing(folder: Path) -> None:

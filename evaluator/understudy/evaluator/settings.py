@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.layout import RunDir, step_name
 from understudy.checkpoints.signing import REQUIRE_SIGNATURE, RUN_NAME
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.rollout_plan import parse_rollout
@@ -394,7 +394,7 @@ class CheckpointLocation:
     """The location of the checkpoints and of the data to score them on.
 
     Attributes:
-        folder: A run folder of the trainer, or a folder that another program writes checkpoints to.
+        folder: A run folder of the trainer, or a folder that another program writes checkpoints to; or its URL.
         is_run: Whether it is a run folder.
         experiment: The argument for `understudy.experiments.load_experiment`, or None.
         eval_data: Paths for `understudy.evaluator.datasets.dataset_files.open_dataset`, by the name of the dataset.
@@ -423,8 +423,14 @@ class CheckpointLocation:
         match = re.match(r"([a-z][a-z0-9+.-]+):/+", str(self.folder))
         return None if match is None else f"{match[1]}://{str(self.folder)[match.end() :]}"
 
+    def local_folder(self, state_dir: Path) -> Path:
+        """Return the folder, or where it is mirrored in the evaluator's state folder if it is a URL."""
+        return self.folder if self.url is None else state_dir / "mirror"
+
     def checkpoint_uri(self, step: int) -> str:
         """Return where the checkpoint of a step is in a run folder; otherwise the folder of all, as a URI."""
+        if self.is_run and self.url is not None:
+            return f"{self.url}/checkpoints/{step_name(step)}"
         if self.is_run:
             return RunDir(self.folder.resolve()).checkpoint(step).as_uri()
         return self.url or self.folder.resolve().as_uri()

@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from understudy.devices import driver
 from understudy.devices.cuda_libraries import LibraryFault, preload
-from understudy.devices.diagnosis import tensorflow_warnings, why_no_gpu
+from understudy.devices.diagnosis import device_files, expects_gpus, is_hidden, tensorflow_warnings, why_no_gpu
 from understudy.devices.errors import DeviceLayoutError, DevicesFixedError, NoGpuError
-from understudy.devices.expectation import device_files, expects_gpus, is_hidden
 from understudy.devices.selection import Selection, canonical, select
 
 _log = logging.getLogger(__name__)

@@ -1,127 +1,31 @@
-"""Metrics of the evaluator that count its events, and the statistics of each version."""
+"""Metrics of the evaluator: of its events, as its observer, and those read at each scrape, as of the training."""
 
 from __future__ import annotations
 
-import copy
-import threading
-import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-from understudy.evaluator.observer import FreezeOutcome, LoadOutcome, Milestone, Operation
+from understudy.evaluator.evaluation.training_end import read_training
+from understudy.evaluator.evaluator import Evaluator
+from understudy.evaluator.observer import FreezeOutcome, LoadOutcome, Milestone
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord, LifeEvent
+from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord, GpuReading, LifeEvent
 from understudy.service.calls.audit import audit_record
-from understudy.service.calls.metrics import TalliedHistogram
-from understudy.service.calls.trace import TracedBatch, TracedFuture, join_batch
+from understudy.service.calls.metrics import InferenceStatistics, RequestObserver, ServedTraffic
+from understudy.service.latest_scores import LatestScores
 
-REMEMBERED_STEPS = 64
-"""How many versions to keep: those that were used last."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Times:
-    """A number of events and their total duration."""
-
-    count: int = 0
-    seconds: float = 0.0
-
-    def add(self, seconds: float, *, count: int = 1) -> None:
-        """Add a number of events and their total duration."""
-        self.count += count
-        self.seconds += seconds
-
-
-@dataclass(kw_only=True, slots=True)
-class StepStatistics:
-    """The predictions of one version, over all protocols.
-
-    Attributes:
-        examples: The number of examples, without padding.
-        succeeded: The successful requests, from arrival to the end of their batch.
-        failed: The requests whose computation failed.
-        queued: The waiting times of the requests.
-        computed: The requests, each with the whole time of its batch.
-        batches: The batches by their number of examples.
-        last_at: When the last batch ended, in seconds since the epoch; 0 if none.
-    """
-
-    examples: int = 0
-    succeeded: Times = field(default_factory=Times)
-    failed: Times = field(default_factory=Times)
-    queued: Times = field(default_factory=Times)
-    computed: Times = field(default_factory=Times)
-    batches: defaultdict[int, Times] = field(default_factory=lambda: defaultdict(Times))
-    last_at: float = 0.0
-
-    def add_batch(self, examples: int, queue_seconds: Sequence[float], compute_seconds: float) -> None:
-        """Add one batch and its requests."""
-        requests = len(queue_seconds)
-        queued, computed = sum(queue_seconds), compute_seconds * requests
-        self.examples += examples
-        self.succeeded.add(queued + computed, count=requests)
-        self.queued.add(queued, count=requests)
-        self.computed.add(computed, count=requests)
-        self.batches[examples].add(compute_seconds)
-
-
-class InferenceStatistics:
-    """Keeps the statistics of the versions that were used last. Thread-safe.
-
-    Args:
-        clock: Returns the time in seconds since the epoch.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._steps: OrderedDict[int, StepStatistics] = OrderedDict()
-
-    def of(self, step: int) -> StepStatistics:
-        """Return the current statistics of one version."""
-        with self._lock:
-            return copy.deepcopy(self._steps.get(step, StepStatistics()))
-
-    def batch_computed(
-        self, step: int, *, examples: int, queue_seconds: Sequence[float], compute_seconds: float
-    ) -> None:
-        """A batch of Predict left the device."""
-        with self._lock:
-            statistics = self._touch(step)
-            statistics.add_batch(examples, queue_seconds, compute_seconds)
-            statistics.last_at = self._clock()
-
-    def request_failed(self, step: int, *, seconds: float) -> None:
-        """The computation of a Predict request failed, so many seconds after its arrival."""
-        with self._lock:
-            self._touch(step).failed.add(seconds)
-
-    def _touch(self, step: int) -> StepStatistics:
-        statistics = self._steps.setdefault(step, StepStatistics())
-        self._steps.move_to_end(step)
-        if len(self._steps) > REMEMBERED_STEPS:
-            self._steps.popitem(last=False)
-        return statistics
-
-
-DURATION_BUCKETS_SECONDS = (
-    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
-    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
-)
 LOAD_BUCKETS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 MILESTONE_BUCKETS_SECONDS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-EXAMPLE_BUCKETS = tuple(float(2**exponent) for exponent in range(13))
-
-OPERATIONS: tuple[Operation, ...] = ("predict", "evaluate")
 LOAD_OUTCOMES: tuple[LoadOutcome, ...] = ("loaded", "failed", "postponed")
 DECISIONS = (EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED, EvaluationOutcome.UNDECIDED)
 FREEZE_OUTCOMES: tuple[FreezeOutcome, ...] = ("frozen", "left", "cancelled", "failed")
 _RECALL_PAGE = 1000
-REJECTIONS = ("queue_full", "deadline", "unmeetable", "cancelled", "invalid", "draining")
 
 
 class CheckpointTracer(Protocol):
@@ -134,20 +38,7 @@ class CheckpointTracer(Protocol):
         """An entry was committed to the ledger."""
 
 
-class ServedTraffic(Protocol):
-    """Counts what this server answers, for the evaluator that it follows. Thread-safe; quick."""
-
-    def batch_computed(self, step: int, queue_seconds: Sequence[float], compute_seconds: float) -> None:
-        """A batch of requests was computed at a step."""
-
-    def request_failed(self, step: int) -> None:
-        """The computation of a request failed."""
-
-    def rejected(self, reason: str) -> None:
-        """A request was refused or dropped."""
-
-
-class ServiceObserver:
+class ServiceObserver(RequestObserver):
     """Keeps metrics and statistics, and reports new entries of the ledger. Thread-safe.
 
     It is an `understudy.evaluator.observer.Observer`.
@@ -169,44 +60,16 @@ class ServiceObserver:
         tracer: CheckpointTracer | None = None,
         traffic: ServedTraffic | None = None,
     ) -> None:
+        super().__init__(registry, statistics=statistics, is_tracing=tracer is not None, traffic=traffic)
         self._tracer = tracer
-        self._traffic = traffic
-        self._statistics = statistics
         self._on_record = on_record
 
-        def histogram(name: str, text: str, bounds: Sequence[float]) -> TalliedHistogram:
-            return TalliedHistogram(name, text, bounds, registry)
-
-        self._queue_seconds = histogram(
-            "understudy_queue_seconds", "Seconds a request waited for its batch to be closed.", DURATION_BUCKETS_SECONDS
-        )
-        self._fill_seconds = histogram(
-            "understudy_batch_fill_seconds",
-            "Seconds a batch was held open for more requests.",
-            DURATION_BUCKETS_SECONDS,
-        )
-        self._compute_seconds = histogram(
-            "understudy_compute_seconds", "Seconds a batch spent on the devices.", DURATION_BUCKETS_SECONDS
-        )
-        self._batch_examples = histogram(
-            "understudy_batch_examples", "Examples of a batch, without padding.", EXAMPLE_BUCKETS
-        )
         self._load_seconds = Histogram(
             "understudy_checkpoint_load_seconds",
             "Seconds an attempt to load a checkpoint took.",
             buckets=LOAD_BUCKETS_SECONDS,
             registry=registry,
         )
-        self._queue_examples = 0
-        queue_examples = Gauge("understudy_queue_examples", "Examples waiting for a device.", registry=registry)
-        queue_examples.set_function(lambda: self._queue_examples)
-        examples = Counter("understudy_examples_total", "Examples computed.", ["operation"], registry=registry)
-        self._examples = {operation: examples.labels(operation) for operation in OPERATIONS}
-        self._rejected = Counter(
-            "understudy_rejected_total", "Requests refused or dropped before a device.", ["reason"], registry=registry
-        )
-        for reason in REJECTIONS:
-            self._rejected.labels(reason)
         self._traces = Counter(
             "understudy_traces_total",
             "Functions traced. Does not rise while requests are answered, whatever the sizes of their batches.",
@@ -264,80 +127,12 @@ class ServiceObserver:
             "Memory of the constants for the serving version's weights, about; 0 while they are variables.",
             registry=registry,
         )
-        self._evaluation_metric = Gauge(
-            "understudy_evaluation_metric",
-            "The latest value of each metric of each dataset.",
-            ["dataset", "metric"],
-            registry=registry,
-        )
-        self._evaluation_step = Gauge(
-            "understudy_evaluation_step", "The step that was scored last.", ["dataset"], registry=registry
-        )
+        self._scores = LatestScores(registry)
         decisions = Counter(
             "understudy_gate_decisions_total", "Decisions of the gate on checkpoints.", ["outcome"], registry=registry
         )
         self._decisions = {outcome: decisions.labels(outcome.value) for outcome in DECISIONS}
         self._held_back = ""
-        self._lock = threading.Lock()
-        self._shown: dict[str, int] = {}
-
-    def batch_computed(
-        self,
-        operation: Operation,
-        *,
-        examples: int,
-        queue_seconds: Sequence[float],
-        fill_seconds: float,
-        compute_seconds: float,
-        step: int | None = None,
-        tokens: Sequence[object] = (),
-    ) -> None:
-        """A batch left the device."""
-        self._queue_seconds.observe_each(queue_seconds)
-        self._fill_seconds.observe(fill_seconds)
-        self._compute_seconds.observe(compute_seconds)
-        self._batch_examples.observe(examples)
-        self._examples[operation].inc(examples)
-        if step is not None:
-            self._statistics.batch_computed(
-                step, examples=examples, queue_seconds=queue_seconds, compute_seconds=compute_seconds
-            )
-            if self._traffic is not None:
-                self._traffic.batch_computed(step, queue_seconds, compute_seconds)
-            if self._tracer is not None and any(isinstance(token, TracedFuture) for token in tokens):
-                ended = time.monotonic()
-                batch = TracedBatch(
-                    began=ended - compute_seconds,
-                    ended=ended,
-                    fill_seconds=fill_seconds,
-                    examples=examples,
-                    requests=len(tokens),
-                    step=step,
-                )
-                join_batch(batch, tokens, queue_seconds)
-                self._exemplify(batch)
-
-    def _exemplify(self, batch: TracedBatch) -> None:
-        """Name the traces of a batch in the histograms of its durations."""
-        for prediction in batch.predictions:
-            self._queue_seconds.exemplify(prediction.queue_seconds, prediction.trace.ids)
-        self._compute_seconds.exemplify(batch.ended - batch.began, batch.predictions[0].trace.ids)
-
-    def request_failed(self, *, step: int, seconds: float) -> None:
-        """The computation of a Predict request failed; ``grpc_server_handled_total`` counts it."""
-        self._statistics.request_failed(step, seconds=seconds)
-        if self._traffic is not None:
-            self._traffic.request_failed(step)
-
-    def queue_changed(self, examples: int) -> None:
-        """The queue now holds this many examples."""
-        self._queue_examples = examples
-
-    def rejected(self, reason: str) -> None:
-        """A request was refused or dropped."""
-        self._rejected.labels(reason).inc()
-        if self._traffic is not None:
-            self._traffic.rejected(reason)
 
     def function_traced(self) -> None:
         """A function was traced."""
@@ -410,18 +205,10 @@ class ServiceObserver:
             after = entries[-1].sequence
 
     def _show(self, record: EvaluationRecord) -> None:
-        """Show the metrics of an entry, unless a newer one of its dataset is shown; keep the gate's decision."""
+        """Show the metrics of an entry, and keep the gate's decision."""
         if record.outcome in self._decisions:
             self._held_back = _held_back(record)
-        if record.outcome is not EvaluationOutcome.SCORED:
-            return
-        with self._lock:
-            if record.sequence <= self._shown.get(record.dataset, 0):
-                return
-            self._shown[record.dataset] = record.sequence
-            self._evaluation_step.labels(record.dataset).set(record.step)
-            for metric, value in record.metrics.items():
-                self._evaluation_metric.labels(record.dataset, metric).set(value)
+        self._scores.show(record)
 
 
 def _held_back(record: EvaluationRecord) -> str:
@@ -429,3 +216,145 @@ def _held_back(record: EvaluationRecord) -> str:
     if record.outcome not in said:
         return ""
     return f"no checkpoint is serving yet; {said[record.outcome]} step {record.step}: {record.reason}"
+
+
+STATES = ("running", "finished", "failed")
+
+
+class EvaluatorCollector(Collector):
+    """Shows steps, ages, replicas and memory at the time of the scrape. Thread-safe.
+
+    A step or age that does not exist yet is NaN, so that the series exists from the start.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield every metric; those of GPUs only if NVML reports them."""
+        evaluator = self._evaluator
+        yield _gauge("understudy_replicas", "Replicas that a batch is split over.", evaluator.replicas)
+        yield _gauge("understudy_serving_step", "The serving step.", evaluator.serving_step)
+        yield _gauge("understudy_latest_step", "The newest step that has been loaded.", evaluator.latest_step)
+        yield _gauge("understudy_best_step", "The best step by the monitored metric.", evaluator.best_step)
+        yield _gauge(
+            "understudy_checkpoint_age_seconds",
+            "Seconds since the serving checkpoint was written.",
+            evaluator.checkpoint_age_seconds(),
+        )
+        yield _gauge(
+            "understudy_checkpoints_waiting",
+            "Checkpoints that wait to be scored, with the one being scored.",
+            evaluator.checkpoints_waiting(),
+        )
+        rollout = evaluator.rollout
+        yield _gauge(
+            "understudy_rollout_step",
+            "The step of a rollout, which a part of the servers that follow serves, or computes requests once more.",
+            None if rollout is None else rollout.step,
+        )
+        yield _gauge(
+            "understudy_rollout_seconds",
+            "Seconds in which they have served the step of a rollout, or had it loaded.",
+            None if rollout is None else rollout.elapsed_seconds,
+        )
+        shadow = None if rollout is None else rollout.shadow
+        yield _gauge(
+            "understudy_rollout_compared_requests",
+            "Requests that the step of a rollout has computed once more, for comparison.",
+            None if shadow is None else shadow.compared,
+        )
+        yield _gauge(
+            "understudy_rollout_disagreement",
+            "Mean share of the examples of these requests whose answers differ.",
+            None if shadow is None or not shadow.compared else shadow.disagreement,
+        )
+        memory = GaugeMetricFamily(
+            "understudy_device_memory_bytes", "Memory in use on each device.", labels=["device", "kind"]
+        )
+        for (device, kind), used in evaluator.device_memory().items():
+            memory.add_metric([device, kind], used)
+        yield memory
+        yield from _of_gpus(evaluator.gpu_readings())
+
+
+def _gauge(name: str, text: str, value: float | None) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=math.nan if value is None else value)
+
+
+def _of_gpus(readings: Mapping[str, GpuReading]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    """Yield the GPUs' readings from NVML. A GPU without a reading has no series for it."""
+    if not readings:
+        return
+    memory = GaugeMetricFamily(
+        "understudy_device_nvml_memory_bytes",
+        "Memory of each GPU: used by all processes, and total (NVML).",
+        labels=["device", "kind"],
+    )
+    utilization = GaugeMetricFamily(
+        "understudy_device_utilization_ratio",
+        "Share of the time in which a GPU ran anything (NVML).",
+        labels=["device"],
+    )
+    errors = CounterMetricFamily(
+        "understudy_device_ecc_errors",
+        "Errors of a GPU's memory since the driver was loaded (NVML).",
+        labels=["device", "kind"],
+    )
+    for device, reading in readings.items():
+        _add(memory, [device, "used"], reading.memory_used_bytes)
+        _add(memory, [device, "total"], reading.memory_total_bytes)
+        _add(utilization, [device], reading.utilization)
+        _add(errors, [device, "corrected"], reading.corrected_errors)
+        _add(errors, [device, "uncorrected"], reading.uncorrected_errors)
+    yield memory
+    yield utilization
+    yield errors
+
+
+def _add(family: GaugeMetricFamily | CounterMetricFamily, labels: list[str], value: float | None) -> None:
+    if value is not None:
+        family.add_metric(labels, value)
+
+
+class RunCollector(Collector):
+    """Shows how far the training is, by its journal. Thread-safe; each scrape reads one small file.
+
+    What is not known is NaN, so that the series exists from the start.
+
+    Args:
+        run: The run folder.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield every metric."""
+        status = read_training(self._run)
+        progress = None if status is None else status.progress
+        state = GaugeMetricFamily("understudy_run_state", "1 for the state of the training.", labels=["state"])
+        for name in STATES:
+            state.add_metric([name], float(status is not None and status.state == name))
+        yield state
+        yield _gauge("understudy_run_step", "Training steps taken.", None if status is None else status.step)
+        yield _gauge("understudy_run_steps", "Training steps when done.", None if progress is None else progress.steps)
+        yield _gauge(
+            "understudy_run_examples_per_second",
+            "Examples that the training takes in a second.",
+            None if progress is None else progress.examples_per_second,
+        )
+        yield _gauge(
+            "understudy_run_input_wait_ratio",
+            "Share of the time in which the training waits for its input.",
+            None if progress is None else progress.input_wait_share,
+        )
+        yield _gauge(
+            "understudy_run_remaining_seconds",
+            "Seconds that the training takes at this rate.",
+            None if progress is None else progress.remaining_seconds,
+        )
+        metrics = GaugeMetricFamily("understudy_run_metric", "Loss and metrics of the training.", labels=["metric"])
+        for name, value in ({} if progress is None else progress.metrics).items():
+            metrics.add_metric([name], value)
+        yield metrics

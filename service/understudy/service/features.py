@@ -17,19 +17,18 @@ from understudy.evaluator.evaluation.drift_monitor import DriftMonitor
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.records.outbox import evaluator_id
 from understudy.evaluator.records.request_log import RequestLog
-from understudy.service.calls.metrics import RefusalCounter
+from understudy.service.calls.caller import RefusalCounter
 from understudy.service.calls.served_call import Guard
-from understudy.service.events.deliveries import Deliveries, RetryOptions
-from understudy.service.events.destinations import Destinations, destinations_of
-from understudy.service.events.event_metrics import EventMetrics
+from understudy.service.events.deliveries import Deliveries, EventMetrics, RetryOptions
 from understudy.service.events.exporter import ExporterContext
+from understudy.service.events.webhook import Destinations, destinations_of
 from understudy.service.fleet.evaluator_link import GrpcEvaluatorLink
+from understudy.service.handlers.prediction_handler import PredictionSampler
 from understudy.service.refreshed_files import RefreshedFiles, ReloadGauge, keep_refreshing
-from understudy.service.served_model import PredictionSampler, ServedModel
+from understudy.service.served_model import ServedModel
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import ServerCertificates
-from understudy.service.traffic.traffic_metrics import DriftMetrics, RequestLogMetrics
-from understudy.service.traffic.traffic_sample import TrafficSample
+from understudy.service.traffic.traffic_sample import DriftMetrics, RequestLogMetrics, TrafficSample
 
 if TYPE_CHECKING:
     from understudy.service.tracing.tracing import Tracing

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+from understudy.service.calls.methods import CoalescingOptions
 from understudy.service.calls.served_call import ServedMethods
-from understudy.service.served_model import CoalescingOptions
 from understudy.service.service_errors import SettingsError, grpc_port_in_use
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import ServerCertificates
@@ -29,8 +29,9 @@ HANDSHAKE_SECONDS: Final = 10.0
 KEEPALIVE_SECONDS: Final = 120.0
 KEEPALIVE_TIMEOUT_SECONDS: Final = 20.0
 """A connection that is silent for the first is pinged, and closed if no answer comes within the second."""
-MAX_STREAMS: Final = 1000
-"""The most calls under way on one connection; a client sends further ones when others have ended."""
+MAX_STREAMS: Final = 100
+"""The most calls under way on one connection; a client sends further ones when others have ended. Python hears of each
+call that is begun, also of one that is cancelled at once."""
 
 _T = TypeVar("_T")
 

@@ -25,6 +25,8 @@ from understudy.service.tls import ServerCertificates, certificate_names
 
 _SHUTDOWN_SECONDS = 1
 
+_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
+
 HEADER_SECONDS: Final = 10.0
 """The longest wait for the headers of a request: the first since its connection began, else since their first byte."""
 
@@ -53,7 +55,25 @@ def build_app(*, readiness: Readiness, routes: Sequence[Route] = (), root_path: 
         return JSONResponse({"ready": ready, "reason": readiness.reason}, status_code=200 if ready else 503)
 
     own = (Route("/healthz", healthz), Route("/readyz", readyz))
-    return _rooted(Starlette(routes=[*own, *routes]), root_path)
+    return _unambiguous(_rooted(Starlette(routes=[*own, *routes]), root_path))
+
+
+def _unambiguous(app: ASGIApp) -> ASGIApp:
+    """Refuse requests with two lengths, and end their connection.
+
+    A proxy may take the other length, and what here would be the next request for a body (RFC 9112, 6.1).
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if {name for name, _ in scope["headers"]} >= _LENGTHS:
+            message = "a request with both Content-Length and Transfer-Encoding is not served; send one of them"
+            await JSONResponse({"error": message}, status_code=400, headers={"connection": "close"})(
+                scope, receive, send
+            )
+        else:
+            await app(scope, receive, send)
+
+    return answer
 
 
 def _rooted(app: ASGIApp, root_path: str) -> ASGIApp:

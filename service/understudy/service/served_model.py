@@ -1,19 +1,16 @@
-"""The served model, as handlers see it: its name, its versions as text, and its predictions."""
+"""The served model, as handlers see it: its name, its versions and outputs as text, and work that it began."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
-from understudy.evaluator.types import Arrays, Outcome, Prediction, Version, VersionLabel, VersionState
-from understudy.service.calls.methods import CallContext
+from understudy.evaluator.types import Arrays, Prediction, Version, VersionLabel, VersionState
 from understudy.service.calls.status import UnknownModelError
 
 LABELS: tuple[VersionLabel, ...] = ("serving", "latest", "best")
@@ -107,141 +104,6 @@ def wanted_outputs(prediction: Prediction, names: tuple[str, ...]) -> Arrays:
 
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoalescingOptions:
-    """How long simultaneous requests wait for each other.
-
-    Attributes:
-        loop_turns: The most event-loop iterations to wait while the transport passes on simultaneous requests.
-        examples: Dispatch immediately at this many examples.
-    """
-
-    loop_turns: int
-    examples: int
-
-
-NO_COALESCING = CoalescingOptions(loop_turns=0, examples=0)
-
-
-class PredictionSampler(Protocol):
-    """Follows a sample of the predictions. Belongs to the event loop's thread; must be quick and must not raise."""
-
-    def wants_next(self) -> bool:
-        """Return whether the next prediction is in the sample."""
-
-    def follow(self, future: asyncio.Future[Prediction], inputs: Arrays, call: CallContext) -> None:
-        """Take a prediction that has begun, whose outcome the future receives."""
-
-
-class Predictor:
-    """Starts predictions.
-
-    One wake-up of the event loop delivers all outcomes of a batch. Requests that arrive in one loop iteration are
-    dispatched together, so that they share a batch, which runs on the loop's thread if it is brief.
-
-    A transport may pass on simultaneous requests one by one. So while several requests arrive at a time, dispatch waits
-    some loop iterations for the rest; an idle iteration takes microseconds. A single request after a single request
-    does not wait.
-
-    Belongs to the event loop on which it is first used.
-
-    Args:
-        evaluator: Runs the predictions.
-        coalescing: How long requests wait for each other.
-        samplers: Each follows a sample of the predictions.
-    """
-
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        coalescing: CoalescingOptions = NO_COALESCING,
-        samplers: Sequence[PredictionSampler] = (),
-    ) -> None:
-        self._evaluator = evaluator
-        self._coalescing = coalescing
-        self._samplers = tuple(samplers)
-        self._sink: EventLoopSink | None = None
-        self._requests = 0
-        self._requests_before = 0
-        self._examples = 0
-        self._loop_turns = 0
-
-    def begin(
-        self, inputs: Arrays, call: CallContext, *, version: Version = "serving", deadline: float | None = None
-    ) -> asyncio.Future[Prediction]:
-        """Start a prediction for a call; cancelling the future cancels it unless it has reached a device.
-
-        The other arguments, the errors raised at once and the exceptions of the future are those of
-        `Evaluator.predict_for`.
-        """
-        if self._sink is None:
-            self._sink = EventLoopSink(asyncio.get_running_loop())
-        future = self._sink.new_future() if call.trace is None else call.trace.new_future(self._sink.loop)
-        self._evaluator.predict_for(future, self._sink, inputs, version=version, deadline=deadline, dispatch=False)
-        self._requests += 1
-        self._examples += len(next(iter(inputs.values())))
-        if self._requests == 1:
-            self._loop_turns = 0
-            future.get_loop().call_soon(self._dispatch_or_coalesce, future.get_loop())
-        for sampler in self._samplers:
-            if sampler.wants_next():
-                sampler.follow(future, inputs, call)
-        return future
-
-    def _dispatch_or_coalesce(self, loop: asyncio.AbstractEventLoop) -> None:
-        in_company = max(self._requests, self._requests_before) > 1
-        if in_company and self._examples < self._coalescing.examples and self._loop_turns < self._coalescing.loop_turns:
-            self._loop_turns += 1
-            loop.call_soon(self._dispatch_or_coalesce, loop)
-            return
-        self._requests, self._requests_before, self._examples = 0, self._requests, 0
-        self._evaluator.dispatch()
-
-
-class EventLoopSink:
-    """Resolves futures of one event loop, as an `understudy.evaluator.types.ResultSink`.
-
-    Create it on the loop's thread.
-
-    Args:
-        loop: The event loop.
-
-    Attributes:
-        loop: The event loop.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._thread = threading.get_ident()
-        self.new_future = loop.create_future
-
-    def begin(self, token: asyncio.Future[Prediction]) -> bool:
-        """See `ResultSink`. A future that is cancelled later gets no outcome, though it is computed."""
-        return not token.cancelled()
-
-    def is_cancelled(self, token: asyncio.Future[Prediction]) -> bool:
-        """See `ResultSink`."""
-        return token.cancelled()
-
-    def deliver(self, outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> None:
-        """See `ResultSink`."""
-        if threading.get_ident() == self._thread:
-            _resolve(outcomes)
-            return
-        with suppress(RuntimeError):  # the loop is closed, so nothing waits
-            self.loop.call_soon_threadsafe(_resolve, outcomes)
-
-
-def _resolve(outcomes: Sequence[tuple[asyncio.Future[Prediction], Outcome]]) -> None:
-    for future, outcome in outcomes:
-        if future.done():
-            continue
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
 
 
 async def begun(executor: Executor, begin: Callable[[], Future[_T]]) -> asyncio.Future[_T]:

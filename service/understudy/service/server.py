@@ -21,28 +21,27 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import END_AFTER
 from understudy.service import logging
 from understudy.service.calls.call_limits import BodyBudget
-from understudy.service.calls.metrics import new_registry
+from understudy.service.calls.metrics import InferenceStatistics, new_registry
 from understudy.service.calls.served_call import Guard, ServedMethods, served_methods
-from understudy.service.collectors import EvaluatorCollector, RunCollector
-from understudy.service.evaluator_metrics import CheckpointTracer, InferenceStatistics, ServiceObserver
-from understudy.service.events.destinations import Destinations
+from understudy.service.evaluator_metrics import CheckpointTracer, EvaluatorCollector, RunCollector, ServiceObserver
+from understudy.service.events.webhook import Destinations
 from understudy.service.features import Features
 from understudy.service.fleet.evaluator_link import GrpcEvaluatorLink
 from understudy.service.fleet.fleet_handler import FleetHandler
-from understudy.service.fleet.fleet_metrics import FleetMetrics
+from understudy.service.fleet.fleet_state import FleetMetrics
 from understudy.service.front_end import HearSignals, MakeFrontEnd, load_front_end
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import StreamLimits
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
 from understudy.service.handlers.inference_handler import InferenceHandler
-from understudy.service.handlers.prediction_handler import PredictionHandler
+from understudy.service.handlers.prediction_handler import PredictionHandler, Predictor
 from understudy.service.handlers.status_handlers import MetricsHandler, ModelHandler
 from understudy.service.page.history import History
 from understudy.service.page.page_app import PageApp
 from understudy.service.ports import Announce, Ports
 from understudy.service.readiness import DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
-from understudy.service.served_model import Predictor, ServedModel
+from understudy.service.served_model import ServedModel
 from understudy.service.services import RequestHandlers, all_services, standby_services
 from understudy.service.settings import ServeSettings
 from understudy.service.templates.codecs import template_codecs
@@ -215,12 +214,11 @@ class Service:
 
     async def _end(self, stop: asyncio.Event, evaluator: Evaluator) -> ServiceExit:
         """Wait for the end and return the reason."""
-        if not self._settings.exit_when_finished:
+        folder = self._settings.journal_folder
+        if folder is None or not self._settings.exit_when_finished:
             await stop.wait()
             return ServiceExit(reason=ExitReason.SIGNALLED)
-        training = TrainingEndMonitor(
-            self._settings.location.folder, evaluator, timeout_seconds=self._settings.exit_timeout_seconds
-        )
+        training = TrainingEndMonitor(folder, evaluator, timeout_seconds=self._settings.exit_timeout_seconds)
         while not stop.is_set():
             service_exit = await self._loop.run_in_executor(self._executor, training.check)
             if service_exit is not None:
@@ -286,8 +284,8 @@ class Service:
         history = History(evaluator.ledger, None if monitor is None else (monitor.dataset, monitor.metric))
         await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger, history.add)
         self._registry.register(EvaluatorCollector(evaluator))
-        if self._settings.run_dir is not None:
-            self._registry.register(RunCollector(self._settings.run_dir))
+        if self._settings.journal_folder is not None:
+            self._registry.register(RunCollector(self._settings.journal_folder))
         return history
 
     def _rest(self, handlers: RequestHandlers, methods: ServedMethods) -> RestApp:
@@ -312,7 +310,7 @@ class Service:
             guard=guard,
             methods=methods,
             read_only=self._settings.read_only,
-            run=self._settings.run_dir,
+            run=self._settings.journal_folder,
             registry=self._registry,
             readiness=self._readiness,
             recorded=self._recorded,

@@ -27,12 +27,8 @@ from understudy.service.handlers.infer_codec import (
     InferStreamCodec,
 )
 from understudy.service.handlers.inference_handler import UNSUPPORTED, InferenceHandler
-from understudy.service.handlers.prediction_handler import (
-    PredictCodec,
-    PredictionHandler,
-    PredictRequest,
-    PredictStreamCodec,
-)
+from understudy.service.handlers.predict_codec import PredictCodec, PredictRequest, PredictStreamCodec
+from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.handlers.status_handlers import HealthHandler, MetricsHandler, ModelHandler
 from understudy.service.readiness import Readiness
 from understudy.v1 import evaluation_pb2, fleet_pb2, metrics_pb2, model_pb2, prediction_pb2

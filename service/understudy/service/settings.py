@@ -31,13 +31,17 @@ class ServingSettings:
 
     run_dir: Path | None = field(
         default=None,
-        metadata={"help": "The run folder a trainer publishes its checkpoints to.", "metavar": "RUN"},
+        metadata={
+            "help": "The run folder a trainer publishes its checkpoints to, or the URL that understudy publish copies "
+            "them to (s3://...).",
+            "metavar": "RUN",
+        },
     )
     checkpoints: Path | None = field(
         default=None,
         metadata={
             "help": "A folder of checkpoints that another program writes, in any format of Keras and TensorFlow, or "
-            "its URL (gs://...); instead of --run-dir.",
+            "its URL (s3://..., gs://...); instead of --run-dir.",
             "metavar": "DIR",
         },
     )
@@ -60,7 +64,7 @@ class ServingSettings:
         default=None,
         metadata={
             "help": "The folder of the ledger, the results and the leased checkpoints; by default RUN/evaluator, or "
-            "for --checkpoints a folder under $XDG_STATE_HOME/understudy.",
+            "for --checkpoints and for URLs a folder under $XDG_STATE_HOME/understudy.",
             "metavar": "DIR",
         },
     )
@@ -233,15 +237,22 @@ class ServeSettings(ReportingSettings, ListeningSettings, ServingSettings):
         return CheckpointLocation(folder=folder, is_run=is_run, experiment=self.experiment, eval_data=self.eval_data)
 
     @property
+    def journal_folder(self) -> Path | None:
+        """The local folder that holds the journal of the training; None without a run folder."""
+        return None if self.run_dir is None else self.location.local_folder(self.evaluator_state_dir)
+
+    @property
     def evaluator_state_dir(self) -> Path:
         """The evaluator's state folder: the same folder for the same checkpoints."""
         if self.state_dir is not None:
             return self.state_dir
-        if self.run_dir is not None:
-            return self.run_dir / "evaluator"
         home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        if self.checkpoints is None:
+        folder = self.run_dir or self.checkpoints
+        if folder is None:
             digest = hashlib.sha256(f"{self.follow} {self.grpc_port}".encode()).hexdigest()
             return home / "understudy" / f"following-{digest[:12]}"
-        folder = self.location.folder if self.location.url else self.location.folder.resolve()
+        is_url = self.location.url is not None
+        if self.run_dir is not None and not is_url:
+            return self.run_dir / "evaluator"
+        folder = folder if is_url else folder.resolve()
         return home / "understudy" / f"{folder.name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"

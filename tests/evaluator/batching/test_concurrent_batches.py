@@ -59,8 +59,9 @@ def test_a_lone_request_is_not_divided(harness: EngineHarness) -> None:
     assert harness.slot.batches == [5]
 
 
-def test_a_brief_batch_is_not_shared_out(harness: EngineHarness) -> None:
-    harness.batches_take(1e-4, rows=4)
+@pytest.mark.parametrize("brief_rows", [2, 4], ids=["its shares are brief", "it is brief as a whole"])
+def test_a_batch_with_brief_shares_is_not_shared_out(harness: EngineHarness, brief_rows: int) -> None:
+    harness.batches_take(1e-4, rows=brief_rows)
     blocked = harness.occupy()
     harness.engine.set_batching(max_batch_size=8, gathering_seconds=0.0, concurrent_batches=1)
     futures = [harness.submit(float(value)) for value in range(4)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import tensorflow as tf
 
-from understudy.evaluator.batching.batch_runner import DeviceHealth
+from understudy.evaluator.batching.device_health import DeviceHealth
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError
 from understudy.evaluator.types import DeviceState
 

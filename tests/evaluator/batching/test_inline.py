@@ -16,7 +16,7 @@ import pytest
 
 from testkit.engine_calls import predict_on
 from understudy.evaluator.assembly.component_options import engine_settings
-from understudy.evaluator.batching.device_thread import LONGEST_SECONDS, Cost, InlineJudge
+from understudy.evaluator.batching.batch_runner import LONGEST_SECONDS, Cost, InlineJudge
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings

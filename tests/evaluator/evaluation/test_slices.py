@@ -21,7 +21,9 @@ COLUMNS: dict[str, Any] = {
 def found(*texts: str, slicer: Slicer | None = None) -> dict[str, list[int]]:
     slicer = slicer or Slicer(settings=parse_slices(texts))
     return {
-        name: rows.tolist() for members in slicer.members(TARGETS, PREDICTED, COLUMNS) for name, rows in members.rows()
+        name: rows.tolist()
+        for members in slicer.members(slicer.values(TARGETS, PREDICTED, COLUMNS))
+        for name, rows in members.rows()
     }
 
 
@@ -47,7 +49,8 @@ def test_examples_are_found_in_their_slices(text: str, expected: dict[str, list[
 
 def test_one_hot_targets_are_classes() -> None:
     targets = {"outputs": np.eye(4, dtype=np.float32)[[3, 0]]}
-    (members,) = Slicer(settings=parse_slices(["label"])).members(targets, {}, {})
+    slicer = Slicer(settings=parse_slices(["label"]))
+    (members,) = slicer.members(slicer.values(targets, {}, {}))
     assert [name for name, _ in members.rows()] == ["label=0", "label=3"]
 
 
@@ -90,14 +93,14 @@ def test_a_feature_that_does_not_fit_is_refused_with_what_there_is(text: str, co
 def test_several_classes_of_an_example_are_no_slice() -> None:
     targets = {"outputs": np.array([[1, 1], [0, 1]])}
     with pytest.raises(SliceError, match="several classes or none"):
-        list(Slicer(settings=parse_slices(["label"])).members(targets, {}, {}))
+        Slicer(settings=parse_slices(["label"])).values(targets, {}, {})
 
 
 def test_too_many_values_are_refused_with_their_number() -> None:
     slicer = Slicer(settings=parse_slices(["user", "label"]))
     for start in range(0, 3000, 600):
-        columns = {"user": np.arange(start, start + 600)}
-        kept = [members.setting for members in slicer.members({"y": np.zeros(600, int)}, {}, columns)]
+        values = slicer.values({"y": np.zeros(600, int)}, {}, {"user": np.arange(start, start + 600)})
+        kept = [members.setting for members in slicer.members(values)]
     assert kept == ["label"]
     assert "has 3000 values, and at most 1000 are scored" in slicer.refused()["user"]
 

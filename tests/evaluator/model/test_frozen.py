@@ -26,8 +26,8 @@ from understudy.evaluator.evaluator_errors import (
 )
 from understudy.evaluator.model import frozen
 from understudy.evaluator.model.loaders import loader_for
+from understudy.evaluator.model.reclaiming import reclaim_memory
 from understudy.evaluator.model.slot import Slot
-from understudy.evaluator.model.traced_call import reclaim_memory
 from understudy.evaluator.types import Arrays, Batch
 
 LIMIT_MIB = 64
@@ -188,7 +188,7 @@ def test_a_checkpoint_of_every_format_is_frozen(
     for scale in (2.0, 3.0):
         freeze(slot)
         assert is_frozen(slot)
-        assert not slot._predict.constants.functions[0].captured_inputs  # type: ignore[union-attr]
+        assert not slot._constants.forward.functions[0].captured_inputs  # type: ignore[union-attr]
         (outputs,) = slot.forward({name: np.ones((5, 3), np.float32)}).values()
         np.testing.assert_array_equal(outputs, np.full((5, 2), 3 * scale))
         slot.load(other)
@@ -242,7 +242,7 @@ def test_a_batch_on_which_constants_alone_fail_runs_on_variables(
     def fail(*_: Any) -> Any:
         raise tf.errors.InternalError(None, None, "no such kernel")
 
-    monkeypatch.setattr(slot._predict.constants, "_function", fail)
+    monkeypatch.setattr(slot._constants.forward, "_function", fail)
     outputs = slot.forward({"x": np.ones((2, 3), np.float32)})["y"]
 
     np.testing.assert_array_equal(outputs, np.full((2, 2), 3.0))
@@ -389,7 +389,7 @@ def test_freezing_stops_at_every_part_of_the_work(make_slot: Callable[..., Slot]
 def test_a_thawed_function_is_freed_with_the_functions_of_its_loops(make_slot: Callable[..., Slot]) -> None:
     slot = make_slot(sample_models.recurrent())
     freeze(slot)
-    function = slot._predict.constants.functions[0]  # type: ignore[union-attr]
+    function = slot._constants.forward.functions[0]  # type: ignore[union-attr]
     library = [inner.signature.name for inner in function.graph.as_graph_def().library.function]
     assert library
     assert all(map(_is_known, library))

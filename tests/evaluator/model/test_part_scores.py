@@ -191,6 +191,22 @@ def test_metrics_that_are_no_sums_are_updated_for_each_slice_and_resample(make_s
     assert {"spread", "loss"} <= found.intervals.keys() == found.slices[0].metrics.keys()
 
 
+@pytest.mark.parametrize("name", ["regression", "value metrics"])
+def test_a_batch_of_one_example_does_not_pass_for_proof_that_a_metric_is_a_sum(name: str, make_slot: MakeSlot) -> None:
+    kind = more_sample_models.KINDS[name]
+    model = exactness.build(kind)
+    slot = make_slot(model)
+    assert not check_parts(model, slot, exactness.draw(kind, 11, (1, 5, 2), weighted=True)).notes
+    (alone,) = exactness.draw(kind, 11, (1,), weighted=False)
+    found = exactness.score_parts(slot, [alone], [np.zeros(1)], BreakdownOptions(resamples=RESAMPLES))
+    counts = draw(SEED, RESAMPLES, 0, 1)[:, 0]
+    assert counts.max() > 1
+    for number in np.flatnonzero(counts):
+        expected = sample_models.evaluate_on_one_device(model, exactness.chosen([alone], [counts[number : number + 1]]))
+        resampled = {metric: float(values[number]) for metric, values in found.resampled.items()}
+        assert exactness.deviation(resampled, expected) <= exactness.ROUNDING
+
+
 @pytest.mark.parametrize("name", ["compute_metrics of its own", "test_step of its own", "metric with a plain variable"])
 def test_models_that_score_in_their_own_way_have_slices_and_say_why_there_are_no_intervals(
     name: str, make_slot: MakeSlot

@@ -77,28 +77,35 @@ def slices(slot: Slot, arrays: tuple[Any, ...], groups: Any, *, size: int) -> di
     return {part.name: dict(part.metrics) for part in found.slices}
 
 
-@pytest.mark.parametrize("size", [4, 13])
-def test_slices_have_the_published_confusions_and_areas(make_slot: Callable[..., Slot], size: int) -> None:
-    model = passing_through(
-        1,
-        [
-            metrics.AUC(name="auc"),
-            metrics.AUC(name="auc_precision_recall", curve="PR"),
-            metrics.SpecificityAtSensitivity(0.5, name="specificity_at_sensitivity"),
-            metrics.SensitivityAtSpecificity(0.5, name="sensitivity_at_specificity"),
-            metrics.PrecisionAtRecall(0.5, name="precision_at_recall"),
-            metrics.RecallAtPrecision(0.5, name="recall_at_precision"),
-            metrics.TruePositives(name="tp"),
-            metrics.FalsePositives(name="fp"),
-            metrics.TrueNegatives(name="tn"),
-            metrics.FalseNegatives(name="fn"),
-            metrics.BinaryAccuracy(name="accuracy"),
-            metrics.Precision(name="precision"),
-            metrics.Recall(name="recall"),
-        ],
+@pytest.fixture(scope="module")
+def areas_and_confusions(make_slot: Callable[..., Slot]) -> Slot:
+    """A slot whose model passes its input through, scored by the published metrics."""
+    return make_slot(
+        passing_through(
+            1,
+            [
+                metrics.AUC(name="auc"),
+                metrics.AUC(name="auc_precision_recall", curve="PR"),
+                metrics.SpecificityAtSensitivity(0.5, name="specificity_at_sensitivity"),
+                metrics.SensitivityAtSpecificity(0.5, name="sensitivity_at_specificity"),
+                metrics.PrecisionAtRecall(0.5, name="precision_at_recall"),
+                metrics.RecallAtPrecision(0.5, name="recall_at_precision"),
+                metrics.TruePositives(name="tp"),
+                metrics.FalsePositives(name="fp"),
+                metrics.TrueNegatives(name="tn"),
+                metrics.FalseNegatives(name="fn"),
+                metrics.BinaryAccuracy(name="accuracy"),
+                metrics.Precision(name="precision"),
+                metrics.Recall(name="recall"),
+            ],
+        )
     )
+
+
+@pytest.mark.parametrize("size", [4, 13])
+def test_slices_have_the_published_confusions_and_areas(areas_and_confusions: Slot, size: int) -> None:
     arrays = (PREDICTIONS[:, np.newaxis], LABELS[:, np.newaxis], WEIGHTS)
-    found = slices(make_slot(model), arrays, GROUPS, size=size)
+    found = slices(areas_and_confusions, arrays, GROUPS, size=size)
     assert found.keys() == PUBLISHED.keys()
     for name, expected in PUBLISHED.items():
         values = {metric: found[name][metric] for metric in expected}

@@ -15,10 +15,11 @@ import tensorflow as tf
 from testkit import sample_models
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.model import traced_call
+from understudy.evaluator.model import reclaiming
+from understudy.evaluator.model.forward import DirectCall
 from understudy.evaluator.model.loaders import loader_for
+from understudy.evaluator.model.reclaiming import reclaim_memory
 from understudy.evaluator.model.slot import Slot
-from understudy.evaluator.model.traced_call import DirectCall, reclaim_memory
 
 
 def function() -> Any:
@@ -70,26 +71,26 @@ def test_the_model_that_a_saved_model_takes_the_place_of_is_freed_before_it_is_b
 def test_kernels_of_functions_that_are_no_more_are_given_back_once_there_are_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(traced_call, "_MAX_DROPPED", 8)
+    monkeypatch.setattr(reclaiming, "_MAX_DROPPED", 8)
     gc.collect()
     reclaim_memory()
     stays = DirectCall(function(), ["CPU:0"])
     before = stays(np.ones((1, 1), np.float32))[0].numpy()
-    traced_call._dropped.clear()
+    reclaiming.DROPPED_BYTES.clear()
     done = []
-    for _ in range(traced_call._MAX_DROPPED):
+    for _ in range(reclaiming._MAX_DROPPED):
         DirectCall(function(), ["CPU:0"])(np.ones((1, 1), np.float32))
         done.append(reclaim_memory())
 
-    assert done == [False] * (traced_call._MAX_DROPPED - 1) + [True]
+    assert done == [False] * (reclaiming._MAX_DROPPED - 1) + [True]
     np.testing.assert_array_equal(stays(np.ones((1, 1), np.float32))[0].numpy(), before)
 
 
 def test_kernels_of_large_functions_are_given_back_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
-    traced_call._dropped.clear()
+    reclaiming.DROPPED_BYTES.clear()
     size = len(function().graph.as_graph_def().SerializeToString())
-    monkeypatch.setattr(traced_call, "_MAX_DROPPED_BYTES", 2 * size - 10)
+    monkeypatch.setattr(reclaiming, "_MAX_DROPPED_BYTES", 2 * size - 10)
     done = []
     for _ in range(2):
         DirectCall(function(), ["CPU:0"])(np.ones((1, 1), np.float32))

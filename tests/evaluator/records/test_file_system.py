@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from understudy.evaluator.records.file_system import is_remote, mounted_type, type_among
+from understudy.evaluator.records.ledger_file import is_remote, mounted_type, type_among
 
 
 class Mounted(NamedTuple):

@@ -75,6 +75,15 @@ def test_other_content_of_a_step_has_a_life_of_its_own(log: LifeLog) -> None:
     }
 
 
+def test_the_steps_that_served_are_told_in_their_order(log: LifeLog) -> None:
+    for step in (10, 20, 10, 30):
+        log.record(info(step), LifeEvent.LOADED)
+        log.record(info(step), LifeEvent.SERVED)
+
+    assert log.served_steps(9) == [10, 20, 10, 30]
+    assert log.served_steps(2) == [10, 30]
+
+
 def test_only_the_newest_records_are_kept(log: LifeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life_log, "MAX_RECORDS", 3)
     for step in range(5):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
@@ -17,18 +18,21 @@ from testkit import sample_models
 from testkit.checkpoints import Chief
 from testkit.preloading import VARIABLE
 from understudy.checkpoints import DirectoryLock
-from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.layout import MODEL_FILE, RunDir
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint
 from understudy.evaluator.datasets.dataset import datasets_of
 from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.model.devices import DeviceSettings, build_strategy
+from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.sharding.coordinator import ShardCoordinator
 from understudy.evaluator.sharding.evaluate import evaluate_files
 from understudy.evaluator.sharding.local_pool import LocalPool
 from understudy.evaluator.sharding.predict import predict_files
 from understudy.evaluator.sharding.schedule import Patience
 from understudy.evaluator.sharding.work import DataSource, ModelSource, Work, open_data, shards_of
+from understudy.evaluator.sharding.worker import ShardWorker
 from understudy.experiments import load_experiment
 
 from .conftest import EXAMPLES, STEP, Case
@@ -244,3 +248,27 @@ def test_leaving_early_ends_the_processes(case: Case) -> None:
     for process in processes:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+def test_a_large_batch_runs_in_the_pieces_of_the_server(tmp_path: Path) -> None:
+    inputs = keras.Input((3,), name="x")
+    centred = inputs - keras.ops.mean(inputs, axis=0, keepdims=True)  # tells how many examples one call has
+    model = keras.Model(inputs, keras.layers.Identity(name="y")(centred))
+    model.compile(loss="mse")
+    Chief(tmp_path / "run").publish_other(STEP, model)
+    published = RunDir(tmp_path / "run").checkpoint(STEP)
+    x = np.random.default_rng(3).normal(size=(40, 3)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", allow_pickle=False, x=x, y=x)
+    work = Work(
+        model=ModelSource(folder=published, digest=open_local_checkpoint(published).digest),
+        data=DataSource(name="data", paths=(tmp_path / "data.npz",)),
+        batch_size=40,
+        examples_per_pass=3,
+    )
+    server = Slot(build_strategy(DeviceSettings()), published / MODEL_FILE, max_batch_size=3)
+    in_pieces, _ = server.compute({"x": x})
+    (shard,) = shards_of(40, 40)
+    (on_node,) = ShardWorker(work).compute(shard)
+    np.testing.assert_array_equal(on_node.outputs["y"], in_pieces["y"])
+    (whole,) = ShardWorker(replace(work, examples_per_pass=None)).compute(shard)
+    assert not np.allclose(whole.outputs["y"], in_pieces["y"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 
 from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE
 from understudy.evaluator.tuning.choice import (
-    HALVES,
     LONGEST_CALL_SECONDS,
     MIN_GAIN,
     SIZES,
@@ -22,6 +22,7 @@ from understudy.evaluator.tuning.choice import (
     Threads,
     choose,
     gain,
+    gain_of_two,
 )
 
 CORES = 2
@@ -87,20 +88,40 @@ def test_batches_wait_for_company_only_if_a_call_costs_much_whatever_its_size() 
     assert choose([brief], cores=CORES).gathering_seconds == 0.0
 
 
-def paired(one: Measurement, *, slower: float) -> Measurement:
-    """Return a measurement whose calls take so many times as long with another one at the same time."""
-    wall, cpu = one.calls[8].wall_seconds / 8, one.calls[8].cpu_seconds / 8
-    pairs = {size: CallCost(wall_seconds=slower * wall * size, cpu_seconds=cpu * size) for size in HALVES}
-    return replace(one, pairs=pairs)
+STEADY = (0.99, 1.0, 1.01, 1.0, 1.01, 0.99)
 
 
-def test_two_batches_run_at_the_same_time_if_one_leaves_a_core_idle() -> None:
+def with_gains(one: Measurement, *gains: float, turns: tuple[float, ...] = STEADY) -> Measurement:
+    """Return a measurement in which two batches at a time answered so many times as much with each load."""
+    return replace(one, gains_of_two=[[gain * turn for turn in turns] for gain in gains])
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        ((1.0, 1.1, 1.0, 1.5), 2),
+        ((1.0, 1.0, 1.0, 1.1), 1),
+        ((0.9, 1.0, 1.0, 1.6), 1),
+        ((0.96, 1.2, 1.2, 1.2), 2),
+        ((), 1),
+    ],
+)
+def test_two_batches_run_at_the_same_time_if_they_gain_over_all_loads_and_lose_with_none(
+    gains: tuple[float, ...], expected: int
+) -> None:
     usual = measured(Threads(), fixed=0.0, each=MILLISECOND)
-    found = choose([paired(usual, slower=1.0)], cores=CORES)
-    assert (found.concurrent_batches, found.threads) == (2, Threads())
 
-    assert choose([paired(usual, slower=2.0)], cores=CORES).concurrent_batches == 1, "they wait for each other"
-    assert choose([usual], cores=CORES).concurrent_batches == 1, "the model does not allow it"
+    found = choose([with_gains(usual, *gains)], cores=CORES)
+
+    assert (found.concurrent_batches, found.threads) == (expected, Threads())
+
+
+def test_a_gain_that_may_be_chance_does_not_count() -> None:
+    usual = measured(Threads(), fixed=0.0, each=MILLISECOND)
+    uneven = (0.5, 2.0, 0.7, 1.6, 1.2, 0.9)
+
+    assert gain_of_two(with_gains(usual, 1.2, 1.3)) == pytest.approx(math.sqrt(1.2 * 1.3), rel=1e-3)
+    assert gain_of_two(with_gains(usual, 1.2, 1.3, turns=uneven)) == 1.0
 
 
 def test_one_thread_for_each_of_two_batches_is_chosen_with_them() -> None:
@@ -108,7 +129,7 @@ def test_one_thread_for_each_of_two_batches_is_chosen_with_them() -> None:
     alone = measured(ONE_THREAD, fixed=110e-6, each=110e-6)
     assert choose([usual, alone], cores=CORES).threads == Threads()
 
-    found = choose([usual, paired(alone, slower=1.0)], cores=CORES)
+    found = choose([usual, with_gains(alone, 1.6)], cores=CORES)
 
     assert (found.threads, found.concurrent_batches) == (ONE_THREAD, 2)
 
@@ -119,15 +140,15 @@ def costs(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Mapping[int, CallCos
     return {size: CallCost(wall_seconds=draw(seconds), cpu_seconds=draw(seconds)) for size in sizes}
 
 
-def pairs(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Mapping[int, CallCost]:
-    found = costs(draw)
-    return dict(zip(HALVES, found.values(), strict=False))
+def gains(draw: Callable[[st.SearchStrategy[Any]], Any]) -> list[list[float]]:
+    ratios = st.lists(st.floats(min_value=0.1, max_value=10.0), min_size=6, max_size=6)
+    return draw(st.lists(ratios, max_size=4))  # type: ignore[no-any-return]
 
 
 @given(st.data())
 def test_whatever_is_measured_the_choice_is_one_of_the_candidates_and_within_bounds(data: st.DataObject) -> None:
     threads = [Threads(), ONE_THREAD, Threads(intra_op=1, inter_op=1)]
-    measurements = [Measurement(threads=one, calls=costs(data.draw), pairs=pairs(data.draw)) for one in threads]
+    measurements = [Measurement(threads=one, calls=costs(data.draw), gains_of_two=gains(data.draw)) for one in threads]
 
     found = choose(measurements, cores=data.draw(st.integers(min_value=1, max_value=64)))
 

@@ -11,10 +11,9 @@ import psutil
 import pytest
 
 from testkit.in_process import until
-from understudy.devices.host import usable_cores
 from understudy.evaluator.evaluator_errors import TrialError
-from understudy.evaluator.tuning.choice import SIZES, Threads, choose
-from understudy.evaluator.tuning.trial import TrialRequest, run_trial
+from understudy.evaluator.tuning.choice import SIZES, CallCost, Threads, choose
+from understudy.evaluator.tuning.trial import TrialRequest, _gains_of_two, run_trial
 
 MOST_SECONDS = 100.0
 
@@ -42,8 +41,7 @@ def test_a_trial_measures_the_calls_of_a_model(request_of_a_tiny_model: TrialReq
     assert measured.threads == Threads(intra_op=1, inter_op=1)
     assert list(measured.calls) == list(SIZES[: len(measured.calls)])
     assert all(0 < call.wall_seconds < MOST_SECONDS and call.cpu_seconds > 0 for call in measured.calls.values())
-    assert bool(measured.pairs) is (usable_cores() > 1)
-    assert all(call.wall_seconds > 0 and call.cpu_seconds > 0 for call in measured.pairs.values())
+    assert list(measured.gains_of_two) == [], "its batches are brief"
     assert choose([measured], cores=2).threads == measured.threads
 
 
@@ -92,3 +90,11 @@ def test_a_trial_of_a_missing_model_says_why_it_failed(request_of_a_tiny_model: 
     request = replace(request_of_a_tiny_model, model_file=str(tmp_path / "none.keras"))
     with pytest.raises(TrialError, match=r"the trial failed: .*none\.keras"):
         run_trial(request, lambda: True, timeout_seconds=MOST_SECONDS)
+
+
+@pytest.mark.parametrize(
+    "seconds", [{1: 0.06, 2: 0.12, 8: 2.0}, {1: 0.09, 2: 0.09, 8: 0.1, 32: 0.4}, {1: 1e-5, 32: 1e-4}]
+)
+def test_a_model_is_not_tried_with_two_batches_where_they_take_too_long_or_no_time(seconds: dict[int, float]) -> None:
+    calls = {size: CallCost(wall_seconds=each, cpu_seconds=each) for size, each in seconds.items()}
+    assert _gains_of_two(None, calls) == []

@@ -13,7 +13,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedE
 from understudy.service.callers import guard
 from understudy.service.callers.guard import AllUsage
 from understudy.service.calls.caller import Caller, Limits
-from understudy.service.calls.metrics import RpcMethod
+from understudy.service.calls.methods import RpcMethod
 
 UNARY = RpcMethod(service="s", name="Unary", rpc_type="unary")
 CLIENT_STREAM = RpcMethod(service="s", name="Collect", rpc_type="client_stream")

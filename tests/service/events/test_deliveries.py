@@ -21,8 +21,7 @@ from understudy.evaluator.records.events import Event
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import DeliveryCounts, Outbox, Subscription
 from understudy.evaluator.types import EvaluationOutcome
-from understudy.service.events.deliveries import Deliveries, RetryOptions
-from understudy.service.events.event_metrics import EventMetrics
+from understudy.service.events.deliveries import Deliveries, EventMetrics, RetryOptions
 from understudy.service.events.exporter import Exporter
 from understudy.service.events.webhook import Webhook
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from understudy.evaluator.records.events import Event, EventType
-from understudy.service.events.destinations import destinations_of
 from understudy.service.events.exporter import ExporterContext, load_exporter, metrics_of
-from understudy.service.events.webhook import Webhook
+from understudy.service.events.webhook import Webhook, destinations_of
 from understudy.service.events.webhook_settings import SECRET_VARIABLE
 from understudy.service.service_errors import SettingsError
 from understudy.service.settings import ServeSettings

@@ -25,9 +25,9 @@ from understudy.service.calls.status import Code
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits
 from understudy.service.handlers.evaluation_handler import MAX_COMPARISONS, MAX_EVALUATIONS, EvaluationHandler
-from understudy.service.handlers.prediction_handler import PredictionHandler
+from understudy.service.handlers.prediction_handler import PredictionHandler, Predictor
 from understudy.service.readiness import Notifier, Readiness
-from understudy.service.served_model import Predictor, ServedModel
+from understudy.service.served_model import ServedModel
 from understudy.service.services import Codecs
 from understudy.v1 import evaluation_pb2, prediction_pb2
 from understudy.wire import encode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,6 +23,7 @@ from understudy.service.handlers.infer_codec import InferMessage
 from understudy.service.handlers.inference import Inference
 from understudy.service.readiness import Readiness
 from understudy.service.services import Codecs
+from understudy.service.templates.string_templates import TemplatedStrings
 from understudy.wire import WireError
 
 FOREVER = CallContext(deadline=None)
@@ -212,13 +213,13 @@ async def test_large_requests_are_built_on_another_thread(
     evaluator: ScriptedEvaluator, handler: MessagesToInfer, monkeypatch: pytest.MonkeyPatch, *, raw: bool
 ) -> None:
     threads: list[str] = []
-    original = InferMessage.inference
+    for kind in (InferMessage, TemplatedStrings):
 
-    def inference(request: InferMessage) -> Inference:
-        threads.append(threading.current_thread().name)
-        return original(request)
+        def inference(request: Any, original: Callable[[Any], Inference] = kind.inference) -> Inference:
+            threads.append(threading.current_thread().name)
+            return original(request)
 
-    monkeypatch.setattr(InferMessage, "inference", inference)
+        monkeypatch.setattr(kind, "inference", inference)
     for count in (2, 50_000):
         answering = asyncio.create_task(handler.model_infer(words_request(count, raw=raw), FOREVER))
         (await evaluator.predictions.get()).set_result(prediction(1))

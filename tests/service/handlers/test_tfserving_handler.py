@@ -17,8 +17,9 @@ from tensorflow_serving.apis import predict_pb2
 from testkit.scripted_evaluator import ScriptedEvaluator, prediction
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.methods import CallContext
+from understudy.service.handlers.prediction_handler import Predictor
 from understudy.service.handlers.tfserving_handler import TfServingHandler
-from understudy.service.served_model import Predictor, ServedModel
+from understudy.service.served_model import ServedModel
 from understudy.wire import WireError
 
 FOREVER = CallContext(deadline=None)

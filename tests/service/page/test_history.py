@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationOutcome, Interval
 from understudy.service.page.chart import HEIGHT, WIDTH, draw
-from understudy.service.page.history import MAX_POINTS, MAX_SERIES, History, Point, Series, thinned
+from understudy.service.page.history import MAX_POINTS, MAX_SERIES, History, Point, Series, serving_marks, thinned
 
 SCORED, REFUSED, ACCEPTED = EvaluationOutcome.SCORED, EvaluationOutcome.REFUSED, EvaluationOutcome.ACCEPTED
 FAILED, UNDECIDED = EvaluationOutcome.FAILED, EvaluationOutcome.UNDECIDED
@@ -129,13 +129,41 @@ def test_what_the_gate_and_failures_hold_back_is_marked_until_it_is_accepted_or_
     score(ledger, 20, outcome=UNDECIDED)
     score(ledger, 30, outcome=FAILED)
     history.catch_up()
-    marked = [(mark.step, mark.outcome) for mark in history.marks()]
+    marked = [(mark.step, mark.kind) for mark in history.marks()]
     score(ledger, 20, outcome=ACCEPTED)
     score(ledger, 30)
     history.catch_up()
 
-    assert marked == [(10, REFUSED), (20, UNDECIDED), (30, FAILED)]
+    assert marked == [(10, "refused"), (20, "undecided"), (30, "failed")]
     assert [mark.step for mark in history.marks()] == [10]
+
+
+def test_a_step_whose_rollout_went_back_is_marked_until_it_is_rolled_out(ledger: Ledger, history: History) -> None:
+    score(ledger, 10, outcome=ACCEPTED)
+    score(ledger, 10, outcome=EvaluationOutcome.ROLLOUT_ROLLED_BACK, metrics={})
+    score(ledger, 10)
+    history.catch_up()
+    marked = [(mark.step, mark.kind) for mark in history.marks()]
+    score(ledger, 10, outcome=EvaluationOutcome.ROLLOUT_PROMOTED, metrics={})
+    history.catch_up()
+
+    assert marked == [(10, "rolled back")]
+    assert history.marks() == []
+
+
+@pytest.mark.parametrize(
+    ("served", "kinds"),
+    [
+        ([], {}),
+        ([10, 20, 20, 30], {10: "served", 20: "served", 30: "served"}),
+        ([10, 20, 30, 10], {10: "served", 20: "served", 30: "rolled back"}),
+        ([10, 30, 10, 30], {10: "served", 30: "served"}),
+    ],
+)
+def test_a_step_that_an_older_one_followed_was_rolled_back_unless_it_served_again(
+    served: list[int], kinds: dict[int, str]
+) -> None:
+    assert {mark.step: mark.kind for mark in serving_marks(served)} == kinds
 
 
 @given(

@@ -8,6 +8,7 @@ import pytest
 
 from understudy.service.page import change_feed
 from understudy.service.page.change_feed import ChangeFeed
+from understudy.service.page.event_coding import PlainStream
 from understudy.service.page.parts import Part, SharedParts, state_of
 from understudy.service.readiness import Notifier, Readiness
 
@@ -60,7 +61,7 @@ async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
 async def test_a_change_is_rendered_once_for_all_pages_and_sent_to_each(site: Site) -> None:
     with site.feed.place():
         seen = await site.shown()
-        pages = [aiter(site.shared.events(site.parts, seen)) for _ in range(PAGES)]
+        pages = [aiter(site.shared.events(site.parts, seen, PlainStream())) for _ in range(PAGES)]
         waiting = [asyncio.create_task(site.news(page)) for page in pages]
         await asyncio.sleep(0)
         before = site.rendered["text"]
@@ -80,19 +81,19 @@ async def test_nothing_is_sent_to_a_page_that_shows_the_present_state(
     monkeypatch.setattr(change_feed, "KEEP_ALIVE_SECONDS", 0.05)
     with site.feed.place():
         async with asyncio.timeout(SECONDS):
-            events = [event async for event in site.shared.events(site.parts, await site.shown())]
+            events = [event async for event in site.shared.events(site.parts, await site.shown(), PlainStream())]
 
     assert {events[0], events[-1], *events} == {b"retry: 3000\n\n", b": open\n\n", b"retry: 100\n\n"}
 
 
 async def test_a_page_that_comes_back_gets_only_what_it_has_missed(site: Site) -> None:
     with site.feed.place():
-        events = aiter(site.shared.events(site.parts, ""))
+        events = aiter(site.shared.events(site.parts, "", PlainStream()))
         first = await site.news(events)
     seen = first.rpartition("id: ")[2].strip()
     site.text = "missed"
     with site.feed.place():
-        again = await site.news(aiter(site.shared.events(site.parts, seen)))
+        again = await site.news(aiter(site.shared.events(site.parts, seen, PlainStream())))
 
     assert "event: text" in first
     assert "event: constant" in first
@@ -102,7 +103,7 @@ async def test_a_page_that_comes_back_gets_only_what_it_has_missed(site: Site) -
 
 async def test_a_page_that_reads_slowly_skips_states_and_nothing_is_rendered_for_it_meanwhile(site: Site) -> None:
     with site.feed.place():
-        events = aiter(site.shared.events(site.parts, await site.shown()))
+        events = aiter(site.shared.events(site.parts, await site.shown(), PlainStream()))
         assert await anext(events) == b"retry: 3000\n\n"
         rendered = site.rendered["text"]
         for number in range(100):
@@ -116,7 +117,7 @@ async def test_a_page_that_reads_slowly_skips_states_and_nothing_is_rendered_for
 
 async def test_a_page_that_the_service_ends_by_draining_does_not_return_at_once(site: Site) -> None:
     with site.feed.place():
-        events = aiter(site.shared.events(site.parts, ""))
+        events = aiter(site.shared.events(site.parts, "", PlainStream()))
         await site.news(events)
         site.readiness.start_draining()
         async with asyncio.timeout(SECONDS):

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from starlette.responses import Response
 
-from understudy.service.page import working
-from understudy.service.page.working import Outcome, Progress, Working
+from understudy.service.page import page_call
+from understudy.service.page.page_call import Outcome, Progress, Working
 
 SECONDS = 20.0
 DONE = Outcome(response=Response(), html="done")
@@ -40,8 +40,8 @@ async def test_what_is_quick_is_done_at_once() -> None:
 
 
 async def test_a_line_comes_whenever_something_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(working, "QUICK_SECONDS", 0.0)
-    monkeypatch.setattr(working, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(page_call, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(page_call, "TELL_SECONDS", 0.01)
     turns: asyncio.Queue[int] = asyncio.Queue()
 
     async def work(progress: Progress) -> Outcome:
@@ -65,7 +65,7 @@ async def test_a_line_comes_whenever_something_is_done(monkeypatch: pytest.Monke
 async def test_what_nothing_waits_for_any_more_is_cancelled(
     monkeypatch: pytest.MonkeyPatch, quick_seconds: float
 ) -> None:
-    monkeypatch.setattr(working, "QUICK_SECONDS", quick_seconds)
+    monkeypatch.setattr(page_call, "QUICK_SECONDS", quick_seconds)
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def work(_progress: Progress) -> Outcome:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import Codec
+from understudy.service.calls.parsing import span_of
 from understudy.service.handlers.infer_codec import InferCodec, InferMessage, InferRequest
-from understudy.service.handlers.prediction_handler import PredictCodec, PredictMessage
+from understudy.service.handlers.predict_codec import PredictCodec, PredictMessage
 from understudy.service.templates.codecs import (
     TemplateCodec,
     TemplatedInfer,
     TemplatedPredict,
-    span_of,
     template_codecs,
 )
 from understudy.v1 import prediction_pb2, tensor_pb2

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as nps
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
 from understudy.service.handlers.infer_codec import InferCodec, InferResponse, ResponseSpec
-from understudy.service.handlers.prediction_handler import PredictCodec
+from understudy.service.handlers.predict_codec import PredictCodec
 from understudy.service.services import plain_codecs
 from understudy.service.templates.codecs import ResponseTemplateCache, template_codecs
 from understudy.v1 import prediction_pb2

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from understudy.evaluator.evaluation.drift import DriftReport, FeatureDrift, Kind
 from understudy.evaluator.evaluation.drift_monitor import LiveDrift
-from understudy.service.traffic.traffic_metrics import DriftMetrics
+from understudy.service.traffic.traffic_sample import DriftMetrics
 
 
 def feature(name: str, kind: Kind, **values: Any) -> FeatureDrift:

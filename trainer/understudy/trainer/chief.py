@@ -1,21 +1,28 @@
-"""The chief's own tasks: locking the run folder, the journal, summaries, a profile, publishing."""
+"""The chief's own tasks: locking the run folder, the journal, summaries, a profile, and checkpoints.
+
+A checkpoint is a regular model that loads anywhere, and the exact state for resuming.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import keras
 
 from understudy.checkpoints import CheckpointPublisher, DirectoryLock, RunDir, TrainingJournal
+from understudy.checkpoints.keras_signature import signature_of
+from understudy.checkpoints.layout import MODEL_FILE
 from understudy.checkpoints.training import TrainingProgress
 from understudy.trainer.profiling import StepProfiler
 from understudy.trainer.progress import ProgressUpdate
-from understudy.trainer.publishing import ModelPublisher
+from understudy.trainer.replica_state import average
 from understudy.trainer.settings import TrainSettings
-from understudy.trainer.snapshot import Snapshot
+from understudy.trainer.snapshot import Snapshot, write_snapshot
 from understudy.trainer.summaries import TrainingSummaries
 from understudy.trainer.trainer_errors import PublishError
 
@@ -123,3 +130,48 @@ class Chief:
                 f"step {snapshot.step} could not be published: {error}; earlier checkpoints remain; once there "
                 "is space, start again to resume from the newest",
             ) from error
+
+
+class ModelPublisher:
+    """Publishes snapshots as checkpoints.
+
+    Args:
+        publisher: Writes into the run folder.
+        model: A copy of the trained model, built outside any strategy's scope. The publisher owns it and overwrites its
+            variables with every checkpoint.
+    """
+
+    def __init__(self, publisher: CheckpointPublisher, model: keras.Model) -> None:
+        self._publisher = publisher
+        self._model = model
+        self._signature = signature_of(model)
+
+    def publish(self, snapshot: Snapshot, *, epoch: int, final: bool, metrics: Mapping[str, float]) -> None:
+        """Publish one checkpoint. When this returns it is committed.
+
+        Raises:
+            CheckpointError: From the publisher.
+            OSError: Writing failed, for example on a full disk. Earlier checkpoints remain.
+        """
+        self._adopt(snapshot)
+
+        def write(folder: Path) -> None:
+            self._model.save(folder / MODEL_FILE)
+            write_snapshot(folder, snapshot)
+
+        self._publisher.publish(
+            snapshot.step,
+            write,
+            epoch=epoch,
+            final=final,
+            metrics=metrics,
+            signature=self._signature,
+        )
+
+    def _adopt(self, snapshot: Snapshot) -> None:
+        for variable, value in zip(self._model.trainable_variables, snapshot.trained, strict=True):
+            variable.assign(value)
+        for variable, value in zip(self._model.optimizer.variables, snapshot.optimizer, strict=True):
+            variable.assign(value)
+        for variable, values in zip(self._model.non_trainable_variables, snapshot.replica, strict=True):
+            variable.assign(average(variable, values))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from understudy.checkpoints import MODEL_FILE, RunDir
 from understudy.cli.demo import final_checks
-from understudy.cli.demo.ports import free_ports
 from understudy.cli.demo.progress_printer import ProgressPrinter
 from understudy.cli.demo.service import DemoService, ServedTraining
 from understudy.cli.processes import ChildProcess, ProcessGroup
@@ -101,3 +102,12 @@ def _finish(folder: Path, service: DemoService, printer: ProgressPrinter) -> Non
         final_checks.require_accuracy(result)
         final_checks.scrape(service.http_target, printer)
         final_checks.draw_digits(client, test, printer)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports on 127.0.0.1 that were free a moment ago, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

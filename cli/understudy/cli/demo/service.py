@@ -1,9 +1,11 @@
-"""The demo's service, and the observation of it while training publishes checkpoints."""
+"""The demo's service, and what goes on beside it: predictions, and the events that are printed."""
 
 from __future__ import annotations
 
+import threading
+import time
 import webbrowser
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,9 +13,9 @@ import click
 import numpy.typing as npt
 
 from understudy.cli.demo.progress_printer import ProgressPrinter
-from understudy.cli.demo.traffic import Traffic
-from understudy.cli.demo.watching import EvaluationWatch
 from understudy.cli.processes import ChildProcess
+from understudy.clients import Client, Evaluation
+from understudy.clients.client_errors import UnderstudyError
 
 LEAST_CHECKPOINTS = 3
 _START_SECONDS = 60.0
@@ -109,3 +111,126 @@ class ServedTraining:
             raise click.ClickException(f"a prediction failed: {report.failures[0]}")
         if min(len(scored), len(steps)) < LEAST_CHECKPOINTS:
             raise click.ClickException(f"fewer than {LEAST_CHECKPOINTS} checkpoints were scored and swapped in")
+
+
+@dataclass
+class TrafficReport:
+    """The results of the predictions: the number answered by each step, and the errors of the others."""
+
+    answered_by_step: dict[int, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    slowest_seconds: float = 0.0
+
+    @property
+    def answered(self) -> int:
+        """Number of answered predictions."""
+        return sum(self.answered_by_step.values())
+
+
+class Traffic:
+    """Sends predictions one after the other on its own thread until it is stopped.
+
+    Args:
+        target: The service, ``host:port``.
+        examples: The batch to send, ``[batch, ...]``.
+        pause_seconds: Pause between two predictions, so that training gets its share of a small machine.
+
+    Attributes:
+        report: The results so far.
+    """
+
+    def __init__(self, target: str, examples: npt.NDArray[Any], *, pause_seconds: float = 0.005) -> None:
+        self._target = target
+        self._examples = examples
+        self._pause_seconds = pause_seconds
+        self._stop = threading.Event()
+        self.report = TrafficReport()
+        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
+
+    def start(self) -> None:
+        """Start sending."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; afterwards the report is complete."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        with Client(self._target) as client:
+            while not self._stop.wait(self._pause_seconds):
+                self._predict_once(client)
+
+    def _predict_once(self, client: Client) -> None:
+        started = time.perf_counter()
+        try:
+            step = client.predict(self._examples).step
+        except UnderstudyError as error:
+            self.report.failures.append(str(error))
+            return
+        self.report.answered_by_step[step] = self.report.answered_by_step.get(step, 0) + 1
+        self.report.slowest_seconds = max(self.report.slowest_seconds, time.perf_counter() - started)
+
+
+_DECISIONS = frozenset({"accepted", "refused", "undecided"})
+
+
+class EvaluationWatch:
+    """Collects every evaluation that a service records.
+
+    Args:
+        target: The service, ``host:port``.
+        printer: Receives each of them.
+    """
+
+    def __init__(self, target: str, printer: ProgressPrinter) -> None:
+        self._client = Client(target)
+        self._printer = printer
+        self._changed = threading.Condition()
+        self._seen: list[Evaluation] = []
+        self._ended: UnderstudyError | None = None
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def wait_for(self, *, step: int, datasets: set[str], timeout_seconds: float) -> bool:
+        """Wait until a step is recorded for all datasets; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: {seen.dataset for seen in self._seen if seen.step == step} >= datasets,
+                timeout_seconds,
+            )
+
+    @property
+    def scored_steps(self) -> list[int]:
+        """The scored steps, ascending."""
+        with self._changed:
+            return sorted({seen.step for seen in self._seen if seen.outcome == "scored"})
+
+    def close(self) -> None:
+        """Stop following."""
+        self._client.close()
+        self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        try:
+            for evaluation in self._client.watch_evaluations():
+                self._take(evaluation)
+        except UnderstudyError as error:
+            self._ended = error
+
+    def _take(self, evaluation: Evaluation) -> None:
+        with self._changed:
+            is_shown = evaluation.outcome not in _DECISIONS or self._is_first_undecided(evaluation)
+            self._seen.append(evaluation)
+            self._changed.notify_all()
+        if not is_shown:
+            return
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in sorted(evaluation.metrics.items()))
+        what = f"step {evaluation.step} on {evaluation.dataset}: {numbers or evaluation.reason}"
+        if evaluation.outcome == "undecided":
+            what = f"step {evaluation.step} is undecided, and served: {evaluation.reason}"
+        self._printer.say("evaluator", what)
+
+    def _is_first_undecided(self, evaluation: Evaluation) -> bool:
+        return evaluation.outcome == "undecided" and all(seen.outcome != "undecided" for seen in self._seen)

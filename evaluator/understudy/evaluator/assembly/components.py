@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from understudy.evaluator.assembly.component_options import ScoringPlan, device_settings
 from understudy.evaluator.assembly.evaluator_inputs import EvaluatorInputs
@@ -28,6 +28,7 @@ from understudy.evaluator.assembly.serving_parts import (
     build_controller,
     build_serving,
     build_watcher,
+    examples_per_pass,
     known_checkpoints,
     new_quarantine,
 )
@@ -102,7 +103,7 @@ def start_components(
     known = known_checkpoints(inputs, records)
     serving = build_serving(inputs, known, strategy, on_promoted=promotions, on_device_state=on_device_state)
     scorer = _scorer(inputs, plan, records, serving)
-    on_cluster = _scorer(inputs, plan, records, serving, outputs=_cluster_scoring(inputs, known))
+    on_cluster = _scorer(inputs, plan, records, serving, outputs=_cluster_scoring(inputs, known, strategy))
     on_demand = _on_demand(scorer, records, known, serving)
     _close_serving(stack, serving, on_demand, remaining_seconds)
     controller = build_controller(inputs, plan, records, known, manager=serving.manager, wake=wake)
@@ -165,7 +166,7 @@ def _shadow(
     return shadow
 
 
-def _cluster_scoring(inputs: EvaluatorInputs, known: Known) -> ClusterScoring | None:
+def _cluster_scoring(inputs: EvaluatorInputs, known: Known, strategy: Any) -> ClusterScoring | None:
     if inputs.cluster is None:
         return None
     settings = device_settings(inputs.settings, inputs.tuning)
@@ -174,6 +175,7 @@ def _cluster_scoring(inputs: EvaluatorInputs, known: Known) -> ClusterScoring | 
         store=known.store,
         observer=inputs.observer,
         allow_unsafe_models=inputs.settings.allow_unsafe_models,
+        examples_per_pass=examples_per_pass(inputs, strategy),
         threads=settings.intra_op_threads or settings.default_intra_op_threads,
     )
 

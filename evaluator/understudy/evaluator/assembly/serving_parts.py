@@ -1,4 +1,4 @@
-"""Builds what finds checkpoints, loads them, serves them, and decides which of them serves."""
+"""Builds what finds checkpoints, loads them into slots, serves them, and decides which of them serves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from understudy.evaluator.assembly.recording import Records
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.evaluation.evaluation_stream import OpenStreams
 from understudy.evaluator.model.devices import has_gpu
-from understudy.evaluator.model.slot_factory import MirroredSlotFactory
+from understudy.evaluator.model.loaders import BuildModel, loader_for
+from understudy.evaluator.model.reclaiming import reclaim_memory
+from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile, FollowedDecision
@@ -35,6 +37,53 @@ from understudy.evaluator.tuning.choice import FoundSettings, Threads
 from understudy.evaluator.tuning.self_tuner import TUNING_SETTLING_SECONDS, SelfTuner, TunedModel
 from understudy.evaluator.tuning.tuning_file import TuningStart
 from understudy.evaluator.types import DeviceListener
+
+
+class MirroredSlotFactory:
+    """An `understudy.evaluator.serving.loading.SlotFactory` of slots on the replicas of one strategy.
+
+    Args:
+        strategy: A `tf.distribute.MirroredStrategy`.
+        max_batch_size: The maximum number of examples of one call.
+        on_trace: Called each time a function is traced.
+        build_model: Builds the model for checkpoints that hold only variables; None if there is no such function.
+        allow_unsafe_models: Whether a stored model may name any class, function and operation.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        *,
+        max_batch_size: int,
+        on_trace: Callable[[], None],
+        build_model: BuildModel | None,
+        allow_unsafe_models: bool,
+    ) -> None:
+        self._strategy = strategy
+        self._max_batch_size = max_batch_size
+        self._on_trace = on_trace
+        self._loader_for = functools.partial(
+            loader_for, build_model=build_model, allow_unsafe_models=allow_unsafe_models
+        )
+
+    def build(self, checkpoint: LocalCheckpoint) -> Slot:
+        """See `SlotFactory`."""
+        loader = self._loader_for(checkpoint.kind)
+        return Slot(
+            self._strategy,
+            checkpoint.model_file,
+            max_batch_size=self._max_batch_size,
+            loader=loader,
+            on_trace=self._on_trace,
+        )
+
+    def architecture_of(self, checkpoint: LocalCheckpoint) -> str:
+        """See `SlotFactory`."""
+        return self._loader_for(checkpoint.kind).architecture_of(checkpoint.model_file)
+
+    def reclaim(self) -> bool:
+        """See `SlotFactory`."""
+        return reclaim_memory()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +133,17 @@ def known_checkpoints(inputs: EvaluatorInputs, records: Records) -> Known:
     )
 
 
+def examples_per_pass(inputs: EvaluatorInputs, strategy: Any) -> int:
+    """Return the most examples of one call of a model on one replica; larger batches run in pieces."""
+    return inputs.settings.max_batch_size or max(_found(inputs, strategy).max_batch_size, DEFAULT_MAX_BATCH_SIZE)
+
+
+def _found(inputs: EvaluatorInputs, strategy: Any) -> FoundSettings:
+    """Return the settings that an earlier process found for models on CPUs."""
+    tuning = None if has_gpu(strategy) else inputs.tuning
+    return FoundSettings() if tuning is None or tuning.found is None else tuning.found
+
+
 def build_serving(
     inputs: EvaluatorInputs,
     known: Known,
@@ -103,7 +163,6 @@ def build_serving(
     """
     settings = inputs.settings
     tuning = None if has_gpu(strategy) else inputs.tuning
-    found = FoundSettings() if tuning is None or tuning.found is None else tuning.found
     streams = OpenStreams()
 
     def recall(step: int, waiting_seconds: float, to_serve: bool) -> None:  # noqa: FBT001 - the manager's callback
@@ -115,7 +174,7 @@ def build_serving(
         store=known.store,
         slots=MirroredSlotFactory(
             strategy,
-            max_batch_size=settings.max_batch_size or max(found.max_batch_size, DEFAULT_MAX_BATCH_SIZE),
+            max_batch_size=examples_per_pass(inputs, strategy),
             on_trace=inputs.observer.function_traced,
             build_model=inputs.build_model,
             allow_unsafe_models=settings.allow_unsafe_models,
@@ -132,7 +191,7 @@ def build_serving(
         settling_seconds=SETTLING_SECONDS,
     )
     engine = Engine(
-        engine_settings(settings, strategy.extended.worker_devices, found),
+        engine_settings(settings, strategy.extended.worker_devices, _found(inputs, strategy)),
         inputs.observer,
         on_device_state=on_device_state,
     )

@@ -1,4 +1,4 @@
-"""Merges queued requests into batches, and runs all work on the devices: one at a time, or a few batches at once."""
+"""Merges queued requests into batches, and runs all work on the threads of the devices."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from understudy.evaluator.batching.batch_runner import BatchRunner, DeviceHealth
-from understudy.evaluator.batching.device_thread import DeviceThread, InlineJudge, Job, do
+from understudy.evaluator.batching.batch_runner import BatchRunner, DeviceThread, InlineJudge, Job, do
+from understudy.evaluator.batching.device_health import DeviceHealth
+from understudy.evaluator.batching.evaluate_queue import EvaluateQueue
 from understudy.evaluator.batching.request_queue import (
     MAX_PREDICTS_BEFORE_EVALUATE,
     Admission,
     BatchScheduler,
     Borrow,
-    EvaluateRequest,
     LatencyEstimator,
     PredictRequest,
     Refusal,
     is_dead,
+    raise_refusal,
 )
-from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError, blame_machine
+from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.types import Arrays, DeviceListener, ResultSink
 
 _SECONDS_BETWEEN_SWEEPS = 0.05
-_T = TypeVar("_T")
 _Token = TypeVar("_Token")
 
 
@@ -47,7 +46,7 @@ class EngineSettings:
         max_device_failures: The number of consecutive runs that fail because of a device before the state is
             ``FAILING``.
         concurrent_batches: How many Predict batches may run at the same time, on threads of their own. What is queued
-            is shared out over the idle threads, except for brief batches, which would cost more CPU time than they
+            is shared out over the idle threads, unless the shares are brief: they would cost more CPU time than they
             save. Work of evaluations still runs one at a time. Has no effect with ``overlap_batches``.
         overlap_batches: Whether to launch the next batch before the results of the current one are fetched, for
             devices that compute asynchronously. Has no effect if ``max_batch_delay_seconds`` is above 0.
@@ -80,6 +79,9 @@ class Engine:
         settings: Batching and queueing options.
         observer: Notified of batches, of the length of the queue, and of rejections.
         on_device_state: Called when the devices begin to fail, recover, or fail permanently.
+
+    Attributes:
+        run: Queues work of an evaluation; see `EvaluateQueue.run`.
     """
 
     def __init__(
@@ -100,12 +102,14 @@ class Engine:
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._beside = threading.Condition(lock)
-        self._room = threading.Condition(lock)
         self._scheduler = BatchScheduler(settings.max_batch_size)
         self._last_requests = 0
         self._first_is_brief = False
         self._closing = False
-        self._preparer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="understudy-prepare")
+        self._evaluations = EvaluateQueue(
+            self._scheduler.evaluates, self._admission, observer, lock=lock, changed=self._changed
+        )
+        self.run = self._evaluations.run
         self._thread = DeviceThread(wait=self._wait, next_job=self._next_job)
         self._others: list[DeviceThread] = []
         self._thread.start()
@@ -181,7 +185,7 @@ class Engine:
                 if refusal is not None and self._may_clear(refusal):
                     dead = self._sweep()
                     refusal = self._predict_refusal(request.examples, deadline)
-                self._check(refusal)
+                raise_refusal(refusal, self._observer)
                 self._scheduler.predicts.append(request)
                 if dispatch:
                     self._wake()
@@ -194,7 +198,7 @@ class Engine:
         """Raise as `submit` does for overload, the deadline, the size or shutdown, before the request exists."""
         refusal = self._predict_refusal(examples, deadline)
         if refusal is not None and not self._may_clear(refusal):
-            self._check(refusal)
+            raise_refusal(refusal, self._observer)
 
     def dispatch(self) -> None:
         """Run the submitted requests if the device is idle: on this thread if they are brief."""
@@ -203,41 +207,6 @@ class Engine:
         if self._scheduler.predicts:
             with self._changed:
                 self._wake()
-
-    def run(
-        self,
-        work: Callable[[], _T],
-        *,
-        examples: int,
-        deadline: float | None = None,
-        prepare: Callable[[], object] | None = None,
-        trial: Callable[[], object] | None = None,
-    ) -> Future[_T]:
-        """Queue work of an evaluation, to run on the device's thread in the order of arrival.
-
-        Args:
-            work: The function to run.
-            examples: The number of examples that it computes.
-            deadline: When it is no longer wanted.
-            prepare: Slow preparation, such as tracing; runs on a separate thread, one after another.
-            trial: Runs the same model on generated data, to tell a failing device from values that the model's own code
-                does not take; None if the work is such a run.
-
-        Raises:
-            OverloadedError: Too many examples are queued. Not raised with ``prepare``, after which the work waits.
-            DeadlineExceededError: The deadline has passed. With ``prepare``, this is the future's exception.
-            DrainingError: The engine is being closed. With ``prepare``, this is the future's exception.
-        """
-        request = EvaluateRequest(
-            work=work, trial=trial, examples=examples, deadline=deadline, arrived=time.monotonic(), future=Future()
-        )
-        if prepare is None:
-            self._enqueue(request)
-        else:
-            with self._changed:
-                self._check(self._admission.evaluate(examples, None, waiting=0))
-                self._preparer.submit(self._prepare_and_enqueue, prepare, request)
-        return request.future
 
     def yield_to_predict(self) -> None:
         """Run the queued Predict batches, at most `MAX_PREDICTS_BEFORE_EVALUATE`.
@@ -259,7 +228,7 @@ class Engine:
             self._admission.close()
             self._changed.notify()
             self._beside.notify_all()
-            self._room.notify_all()
+            self._evaluations.notify_room()
         ends = time.monotonic() + timeout_seconds
         for thread in (self._thread, *self._others):
             thread.join(max(0.0, ends - time.monotonic()))
@@ -269,29 +238,11 @@ class Engine:
             if request.begin():
                 self._observer.rejected("draining")
                 request.fail(DrainingError("the evaluator shut down before this was run"))
-        self._preparer.shutdown(wait=True, cancel_futures=False)
+        self._evaluations.join()
         self._thread.join(timeout_seconds)
-
-    def _enqueue(self, request: EvaluateRequest) -> None:
-        with self._changed:
-            self._check(self._evaluate_refusal(request))
-            self._append_evaluate(request)
-
-    def _append_evaluate(self, request: EvaluateRequest) -> None:
-        self._scheduler.evaluates.append(request)
-        self._changed.notify()
 
     def _predict_refusal(self, examples: int, deadline: float | None) -> Refusal | None:
         return self._admission.predict(examples, deadline, waiting=self._scheduler.predicts.examples)
-
-    def _evaluate_refusal(self, request: EvaluateRequest) -> Refusal | None:
-        waiting = sum(other.examples for other in self._scheduler.evaluates)
-        return self._admission.evaluate(request.examples, request.deadline, waiting=waiting)
-
-    def _check(self, refusal: Refusal | None) -> None:
-        if refusal is not None:
-            self._observer.rejected(refusal.reason)
-            raise refusal.error
 
     def _may_clear(self, refusal: Refusal) -> bool:
         """Whether there may be room without the cancelled and expired requests."""
@@ -305,31 +256,6 @@ class Engine:
     def _may_sweep(self) -> bool:
         """Whether the last sweep is long enough ago: sweeps are slow, and every refusal might start one."""
         return time.monotonic() - self._swept_at >= _SECONDS_BETWEEN_SWEEPS
-
-    def _prepare_and_enqueue(self, prepare: Callable[[], object], request: EvaluateRequest) -> None:
-        try:
-            prepare()
-            request.future.add_done_callback(self._notify_room)
-            self._enqueue_when_there_is_room(request)
-        except Exception as error:  # noqa: BLE001 - it is recorded in the future
-            if request.begin():
-                request.fail(blame_machine(error))
-
-    def _enqueue_when_there_is_room(self, request: EvaluateRequest) -> None:
-        """Wait until a request fits into the queue, and queue it unless it is cancelled meanwhile."""
-        with self._changed:
-            while not request.is_cancelled():
-                refusal = self._evaluate_refusal(request)
-                if refusal is None:
-                    self._append_evaluate(request)
-                    return
-                if not isinstance(refusal.error, OverloadedError):
-                    self._check(refusal)
-                self._room.wait(None if request.deadline is None else request.deadline - time.monotonic())
-
-    def _notify_room(self, _: object = None) -> None:
-        with self._room:
-            self._room.notify_all()
 
     def _may_run_here(self) -> bool:
         """Whether only Predict requests are queued and they are not delayed for more."""
@@ -379,9 +305,11 @@ class Engine:
         """Dequeue the share of one of the idle threads, the caller's, and wake the next one for the rest."""
         others = self._others[: self._settings.concurrent_batches - 1]
         idle = sum(not thread.is_busy for thread in (self._thread, *others))
-        if not idle or self._is_brief(self._scheduler.next_predicts()):
+        whole = self._scheduler.next_predicts()
+        share = math.ceil(self._scheduler.predicts.examples / (idle + 1))
+        if not idle or self._is_brief(whole) or (whole and self._judge.is_brief(whole[0].group, share)):
             return take(self._settings.max_batch_size)
-        batch = take(math.ceil(self._scheduler.predicts.examples / (idle + 1)))
+        batch = take(share)
         if self._scheduler.predicts:
             self._beside.notify()
         return batch
@@ -418,7 +346,7 @@ class Engine:
         with self._changed:
             self._first_is_brief = False
             if self._scheduler.is_evaluate_next():
-                self._notify_room()
+                self._evaluations.notify_room()
                 return functools.partial(self._runner.evaluate, self._scheduler.next_evaluate())
             batch = self._share_out(self._scheduler.next_predict_batch)
             self._first_is_brief = self._is_brief(batch)

@@ -18,6 +18,7 @@ from understudy.evaluator.evaluator_errors import (
     InvalidInputError,
     OverloadedError,
 )
+from understudy.evaluator.observer import Observer
 from understudy.evaluator.types import Array, Arrays, ResultSink
 
 MAX_PREDICTS_BEFORE_EVALUATE = 8
@@ -307,6 +308,13 @@ class Refusal(NamedTuple):
 
     reason: str
     error: EvaluatorError
+
+
+def raise_refusal(refusal: Refusal | None, observer: Observer) -> None:
+    """Raise the error of a refusal, if there is one, and notify the observer of it."""
+    if refusal is not None:
+        observer.rejected(refusal.reason)
+        raise refusal.error
 
 
 class Admission:

@@ -20,7 +20,7 @@ from understudy.evaluator.evaluation.part_scores import (
     PartUpdates,
     Program,
     Scored,
-    ScoredMembers,
+    WaitingBatch,
 )
 from understudy.evaluator.evaluation.slices import (
     MAX_SLICES,
@@ -29,6 +29,8 @@ from understudy.evaluator.evaluation.slices import (
     SliceError,
     Slicer,
     SliceSetting,
+    Values,
+    joined,
     number_values,
     predicted_classes,
     resolved,
@@ -175,7 +177,7 @@ class Breakdown:
         self._resamples = options.resamples
         self._examples = 0
         self._counts: dict[str, Counter[str]] = {setting.text: Counter() for setting in options.slices}
-        self._waiting: list[ScoredMembers] = []
+        self._waiting: list[WaitingBatch] = []
         self._sums: PartSums | None = None
         self._updates: PartUpdates | None = None
         self._notes: dict[str, None] = {}
@@ -216,8 +218,8 @@ class Breakdown:
             self._updates = PartUpdates(program, self._resamples, self._between_pieces)
             self._updates.restore(stored["updates"])
 
-    def add(self, batch: Batch, scored: Scored, outputs: Arrays) -> Sequence[Members]:
-        """Add the next batch, and return the slices that its examples belong to.
+    def add(self, batch: Batch, scored: Scored, outputs: Arrays) -> Values:
+        """Add the next batch, and return what its examples are sliced by, for `members`.
 
         Args:
             batch: The examples.
@@ -226,20 +228,28 @@ class Breakdown:
 
         Raises:
             SliceError: A feature does not exist, or has no single value for each example.
+            InvalidInputError: There are too many slices in all.
         """
         targets = by_output(batch, list(self._tasks))
         columns = {**batch.inputs, **batch.features}
-        members = list(self._slicer.members(targets, self._predictions(outputs), columns))
+        values = self._slicer.values(targets, self._predictions(outputs), columns)
         self._program = scored.program
         self._restore_parts(scored.program)
         increments = scored.program.increments
-        self._count(members, increments)
         leaves = () if increments is None else increments.leaves(scored.data.as_arguments())
-        self._wait(ScoredMembers(scored=scored, members=members, examples=batch.examples, leaves=leaves))
-        return members
+        self._wait(WaitingBatch(scored=scored, values=values, examples=batch.examples, leaves=leaves))
+        return values
+
+    def members(self, values: Values) -> Sequence[Members]:
+        """Return the slices that the examples of a batch belong to."""
+        return list(self._slicer.members(values))
 
     def finish(self) -> BrokenDown:
-        """Return the metrics of the slices, and the intervals."""
+        """Return the metrics of the slices, and the intervals.
+
+        Raises:
+            InvalidInputError: There are too many slices in all.
+        """
         self._flush()
         for note in (*self._slicer.notes, *self._slicer.refused().values()):
             self._note(note)
@@ -291,7 +301,7 @@ class Breakdown:
             notes=tuple(self._notes),
         )
 
-    def _wait(self, batch: ScoredMembers) -> None:
+    def _wait(self, batch: WaitingBatch) -> None:
         """Let a batch wait for others of its form, to be added together: that costs little more than one of them."""
         if self._waiting and batch.form != self._waiting[0].form:
             self._flush()
@@ -299,8 +309,10 @@ class Breakdown:
         most = min(_WAITING_EXAMPLES, _WAITING_DRAWS // (1 + self._resamples))
         is_full = sum(each.examples for each in self._waiting) >= most
         is_large = sum(each.bytes for each in self._waiting) >= _WAITING_BYTES
-        is_alone = batch.scored.program.runs_model  # which may compute other outputs for joined batches
-        if is_full or is_large or is_alone or self._sums is None or self._updates is not None:
+        program = batch.scored.program
+        is_alone = program.runs_model  # which may compute other outputs for joined batches
+        shows = self._sums is None and (program.increments is None or batch.examples > 1)  # which metrics are sums
+        if is_full or is_large or is_alone or shows or self._updates is not None:
             self._flush()
 
     def _flush(self) -> None:
@@ -309,6 +321,9 @@ class Breakdown:
             return
         waiting, self._waiting = self._waiting, []
         program = waiting[0].scored.program
+        members = list(self._slicer.members(joined([each.values for each in waiting])))
+        self._count(members, program.increments)
+        parts = [(Part(each.setting, name), rows) for each in members for name, rows in each.rows()]
         examples = sum(each.examples for each in waiting)
         by_example = np.ones((examples, 1 + self._resamples))
         by_example[:, 1:] = draw(self._options.seed, self._resamples, self._examples, examples).T
@@ -317,15 +332,20 @@ class Breakdown:
         unusable: Collection[str] | None = None
         if program.increments is not None:
             self._sums = self._sums or PartSums(program.increments, self._resamples)
-            self._sums.add(waiting, draws)
+            self._sums.add(waiting, parts, draws)
             unusable = self._sums.unusable()
         if unusable is None or unusable:
-            self._update(program, waiting, draws, unusable)
+            self._update(program, waiting, parts, draws, unusable)
 
     def _update(
-        self, program: Program, batches: Sequence[ScoredMembers], draws: Array, unusable: Collection[str] | None
+        self,
+        program: Program,
+        batches: Sequence[WaitingBatch],
+        parts: Sequence[tuple[Part, Array]],
+        draws: Array,
+        unusable: Collection[str] | None,
     ) -> None:
-        """Update the metrics that are no sums, if that is known since the first batch."""
+        """Update the metrics that are no sums, if that is known since the first batches."""
         if self._updates is None and draws.shape[1] == self._examples:
             self._updates = PartUpdates(program, self._resamples, self._between_pieces)
         if self._updates is None:
@@ -334,9 +354,12 @@ class Breakdown:
                 f"{names}: no slices and no intervals, because the state of later batches is no sum over examples"
             )
             return
-        ends = np.cumsum([each.examples for each in batches])
-        for each, counts in zip(batches, np.split(draws, ends[:-1], axis=1), strict=True):
-            self._updates.add(each, counts)
+        start = 0
+        for batch in batches:
+            end = start + batch.examples
+            own = ((part, rows[(rows >= start) & (rows < end)] - start) for part, rows in parts)
+            self._updates.add(batch, [(part, rows) for part, rows in own if len(rows)], draws[:, start:end])
+            start = end
 
     def _predictions(self, outputs: Arrays) -> dict[str, Array]:
         """Return the predicted classes of the examples, for the outputs that predict one."""
@@ -375,7 +398,6 @@ class Breakdown:
                 f"there are no intervals, because {self._resamples} resamples of {slices} slices with states of "
                 f"{state} numbers take more than {MAX_MEMORY // 2**20} MiB; give fewer resamples or slices"
             )
-            self._flush()
             self._resamples = 0
             for states in (self._sums, self._updates):
                 if states is not None:

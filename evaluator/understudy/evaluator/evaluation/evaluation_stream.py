@@ -34,8 +34,8 @@ class ExampleScores(NamedTuple):
 
     ``losses`` are float64 ``[examples]``, or None if the scorer computes none. ``outputs`` are the model's by name,
     each ``[examples, ...]``; empty unless the stream keeps them, or if there are none apart from the score.
-    ``members`` says which slices the examples belong to, if the stream has any. ``masks`` say which elements of the
-    outputs count, bool ``[examples, ...]``, for outputs that have a mask.
+    ``members`` says which slices the examples belong to, if the stream keeps outputs and has slices. ``masks`` say
+    which elements of the outputs count, bool ``[examples, ...]``, for outputs that have a mask.
     """
 
     losses: Array | None
@@ -84,6 +84,7 @@ class EvaluationStream:
         if not self._options.is_empty:
             tasks = handle.slot.output_tasks
             self._breakdown = Breakdown(self._options, tasks, between_pieces=self._between_pieces)
+        self._with_members = keep_outputs
         self._keep_outputs = keep_outputs or self._options.needs_predictions
         self._lock = threading.Lock()
         self._state = scorer.start()
@@ -265,11 +266,12 @@ class EvaluationStream:
         return ExampleScores(state.example_losses, state.outputs, self._add_to_parts(batch, state), state.masks)
 
     def _add_to_parts(self, batch: Batch, state: ScoreState) -> Sequence[Members]:
-        """Add a batch to the slices and resamples, and return the slices of its examples."""
+        """Add a batch to the slices and resamples, and return the slices of its examples if outputs are requested."""
         if self._breakdown is None or state.scored is None:
             return ()
         self._between_pieces()
-        return self._breakdown.add(batch, state.scored, state.outputs)
+        values = self._breakdown.add(batch, state.scored, state.outputs)
+        return self._breakdown.members(values) if self._with_members else ()
 
     def _between_pieces(self) -> None:
         """Yield to predictions, and stop if the stream was closed."""

@@ -7,14 +7,14 @@ is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from understudy.evaluator.evaluation.slices import Members
+from understudy.evaluator.evaluation.slices import Values, form_of
 from understudy.evaluator.model.batch_means import MeanForm, possible_forms
 from understudy.evaluator.types import Array
 
@@ -74,25 +74,25 @@ class Scored(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoredMembers:
-    """A batch that was scored, and which slices its examples belong to.
+class WaitingBatch:
+    """A batch that was scored, and is to be added to its parts.
 
     Attributes:
         scored: The batch.
-        members: The slices.
+        values: What its examples are sliced by.
         examples: The number of its examples.
         leaves: What the increments of its examples are computed from; empty if they have none.
     """
 
     scored: Scored
-    members: Sequence[Members]
+    values: Values
     examples: int
     leaves: Sequence[Any] = ()
 
     @cached_property
     def form(self) -> tuple[Any, ...]:
         """What batches must have in common to be added together."""
-        return tuple((leaf.dtype, tuple(leaf.shape[1:])) for leaf in self.leaves)
+        return form_of(self.values), *((leaf.dtype, tuple(leaf.shape)[1:]) for leaf in self.leaves)
 
     @cached_property
     def bytes(self) -> int:
@@ -101,12 +101,6 @@ class ScoredMembers:
             leaf.nbytes if isinstance(leaf, np.ndarray) else math.prod(leaf.shape) * leaf.dtype.size
             for leaf in self.leaves
         )
-
-    def parts(self) -> Iterator[tuple[Part, Array]]:
-        """Yield each slice with the indices of its examples, ascending."""
-        for setting in self.members:
-            for name, rows in setting.rows():
-                yield Part(setting.setting, name), rows
 
 
 @dataclass(kw_only=True)
@@ -142,43 +136,46 @@ class PartSums:
         self._increments = increments
         self._resamples = resamples
         self._summed: tuple[bool, ...] = ()
+        self._shown: set[int] = set()
         self._forms: list[MeanForm] | None = None
         self._states: dict[Part, _States] = {}
 
-    def add(self, batches: Sequence[ScoredMembers], draws: Array) -> None:
+    def add(self, batches: Sequence[WaitingBatch], parts: Sequence[tuple[Part, Array]], draws: Array) -> None:
         """Add batches of one form.
 
         Args:
             batches: The batches.
+            parts: The slices of the examples of all of them together, each with the indices of its examples, ascending.
             draws: How often to take each of their examples, float64 ``[1 + resamples, examples]``.
         """
         added, divisors = self._increments([each.leaves for each in batches])
         starts = np.cumsum([0, *(each.examples for each in batches)])
         flat = self._increments.flat
         states = [flat(batches[0].scored.before.metrics), *(flat(each.scored.after.metrics) for each in batches)]
-        self._check(added, divisors, starts, np.stack(states))
+        self._check(batches, added, divisors, starts, np.stack(states))
         self._of(WHOLE).add(added, draws)
-        for part, rows in _joined(batches, starts):
+        for part, rows in parts:
             self._of(part).add(added[rows], _taken(draws, rows))
         if not self._forms:
             return
-        for start, end, each in zip(starts[:-1], starts[1:], batches, strict=True):
-            of_batch = added[start:end], divisors[start:end], draws[:, start:end]
-            self._of(WHOLE).add_means(self._forms, *of_batch)
-            for part, rows in each.parts():
-                self._of(part).add_means(self._forms, of_batch[0][rows], of_batch[1][rows], _taken(of_batch[2], rows))
+        for part, rows in ((WHOLE, np.arange(len(added))), *parts):
+            for of_batch in np.split(rows, np.searchsorted(rows, starts[1:-1])):
+                if len(of_batch):
+                    own = added[of_batch], divisors[of_batch], _taken(draws, of_batch)
+                    self._of(part).add_means(self._forms, *own)
 
     def stored(self) -> dict[str, Any]:
         """Return the states, for `restore`: plain values and arrays."""
         return {
             "summed": list(self._summed),
+            "shown": sorted(self._shown),
             "forms": None if self._forms is None else [astuple(form) for form in self._forms],
             "states": [[*part, states.stored()] for part, states in self._states.items()],
         }
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Go on from what `stored` returned."""
-        self._summed = tuple(stored["summed"])
+        self._summed, self._shown = tuple(stored["summed"]), set(stored.get("shown", ()))
         self._forms = None if stored["forms"] is None else [MeanForm(*form) for form in stored["forms"]]
         for setting, name, states in stored["states"]:
             self._of(Part(setting, name)).restore(states)
@@ -224,16 +221,46 @@ class PartSums:
             self._states[part] = _States(1 + self._resamples, len(self._increments.initial))
         return self._states[part]
 
-    def _check(self, added: Array, divisors: Array, starts: Array, states: Array) -> None:
+    def _check(
+        self, batches: Sequence[WaitingBatch], added: Array, divisors: Array, starts: Array, states: Array
+    ) -> None:
         """Find out which variables are sums, and which forms of losses still hold."""
         held = self._increments.sums(added, starts[:-1], states)
-        self._summed = tuple(one and other for one, other in zip(self._summed or held, held, strict=True))
         if self._forms is None:
             self._forms = list(possible_forms(self._increments.means.values(), divisors.shape[1]))
         for start, end, before, after in zip(starts[:-1], starts[1:], states[:-1], states[1:], strict=True):
-            self._forms = [
-                form for form in self._forms if form.holds(added[start:end], divisors[start:end], before, after)
-            ]
+            self._keep_forms(added[start:end], divisors[start:end], before, after)
+        for example in self._alone(added, starts, held):
+            rows = [example, example]
+            twice = self._updated_twice(batches, example, starts)
+            of_both = self._increments.sums(added[rows], np.zeros(1, np.int64), twice)
+            held = tuple(one and other for one, other in zip(held, of_both, strict=True))
+            self._keep_forms(added[rows], divisors[rows], *twice)
+        self._summed = tuple(one and other for one, other in zip(self._summed or held, held, strict=True))
+
+    def _keep_forms(self, added: Array, divisors: Array, before: Array, after: Array) -> None:
+        self._forms = [form for form in self._forms or () if form.holds(added, divisors, before, after)]
+
+    def _alone(self, added: Array, starts: Array, held: Sequence[bool]) -> set[int]:
+        """Return examples that alone added to variables of which no batch has shown yet that they are sums."""
+        alone = set()
+        for variable, part in enumerate(self._increments.parts()):
+            if not held[variable] or variable in self._shown:
+                continue
+            adding = np.flatnonzero(added[:, part].any(axis=1))
+            if len(np.unique(np.searchsorted(starts, adding, side="right"))) < len(adding):
+                self._shown.add(variable)
+            elif len(adding):
+                alone.add(int(adding[0]))
+        return alone
+
+    def _updated_twice(self, batches: Sequence[WaitingBatch], example: int, starts: Array) -> Array:
+        """Return the states before and after an update with one example, drawn twice, ``[2, state]``."""
+        index = int(np.searchsorted(starts, example, side="right")) - 1
+        scored = batches[index].scored
+        rows = np.full(2, example - int(starts[index]))
+        after = scored.program.update_with(scored.program.initial, scored.data, rows)
+        return np.stack([self._increments.initial, self._increments.flat(after.metrics)])
 
     def _replaced_totals(self) -> dict[int, MeanForm]:
         """Return the forms of the losses that are no sums, by the places of their totals."""
@@ -308,13 +335,12 @@ class PartUpdates:
         elif resamples and program.runs_model:
             self._forget_resamples("the model itself would have to run for each of them")
 
-    def add(self, batch: ScoredMembers, draws: Array) -> None:
+    def add(self, batch: WaitingBatch, parts: Sequence[tuple[Part, Array]], draws: Array) -> None:
         """Update the parts with their examples of a batch; see `PartSums.add`."""
-        parts = dict(batch.parts())
-        self._limit(len(self._states.keys() | parts.keys() | {WHOLE}))
+        self._limit(len(self._states.keys() | {part for part, _ in parts} | {WHOLE}))
         if self._resamples:
             self._update(WHOLE, batch, np.arange(batch.examples), draws[: 1 + self._resamples])
-        for part, rows in parts.items():
+        for part, rows in parts:
             self._update(part, batch, rows, draws[: 1 + self._slice_resamples, rows])
 
     def forget(self, setting: str) -> None:
@@ -356,7 +382,7 @@ class PartUpdates:
                 wanted = {name: each for name, each in values.items() if names is None or _is_of(name, names)}
                 found.put(part, wanted, drawn)
 
-    def _update(self, part: Part, batch: ScoredMembers, rows: Array, draws: Array) -> None:
+    def _update(self, part: Part, batch: WaitingBatch, rows: Array, draws: Array) -> None:
         states = self._states.setdefault(part, [None] * len(draws))
         for way, counts in enumerate(draws.astype(np.int64)):
             chosen = np.repeat(rows, counts)
@@ -392,21 +418,6 @@ class PartUpdates:
 def _taken(draws: Array, rows: Array) -> Array:
     """Return the draws of some examples, ``[ways, examples]``; they are stored by example, so rows are copied whole."""
     return draws.T[rows].T
-
-
-def _joined(batches: Sequence[ScoredMembers], starts: Array) -> Iterator[tuple[Part, Array]]:
-    """Yield each slice of some batches with the places of its examples in all of them, ascending."""
-    numbers: dict[str, dict[str, int]] = {}
-    found: dict[str, list[tuple[Array, Array]]] = {}
-    for start, batch in zip(starts[:-1], batches, strict=True):
-        for each in batch.members:
-            known = numbers.setdefault(each.setting, {})
-            own = np.array([known.setdefault(name, len(known)) for name in each.names], np.int64)
-            found.setdefault(each.setting, []).append((np.arange(start, start + batch.examples), own[each.indices]))
-    for setting, parts in found.items():
-        places, indices = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        for name, rows in Members(setting=setting, names=list(numbers[setting]), indices=indices).rows():
-            yield Part(setting, name), places[rows]
 
 
 def _is_of(name: str, metrics: Collection[str]) -> bool:

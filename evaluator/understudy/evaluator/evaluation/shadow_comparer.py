@@ -197,7 +197,8 @@ class ShadowComparer:
         began = time.perf_counter()
         try:
             slot.check_inputs(request.inputs)
-            outputs = slot.forward(request.inputs)
+            with slot.keeping_variables():
+                outputs = slot.forward(request.inputs)
         except Exception as error:  # noqa: BLE001 - a model may raise anything; it is counted
             if exhausted_resource(error) is not None:
                 self.dropped("error")

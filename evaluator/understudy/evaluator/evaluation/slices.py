@@ -222,6 +222,29 @@ class Members:
         yield from zip(self.names, np.split(order, ends[:-1]), strict=True)
 
 
+Values = Mapping[str, Arrays]
+"""By the text of a setting the values of its features by name, ``[examples]`` each."""
+
+
+def form_of(values: Values) -> tuple[Any, ...]:
+    """Return what the values of batches must have in common to be joined without a change of their names."""
+    return tuple(
+        (text, name, array.dtype if array.dtype.kind in "biuf" else array.dtype.kind)
+        for text, of_setting in values.items()
+        for name, array in of_setting.items()
+    )
+
+
+def joined(parts: Sequence[Values]) -> Values:
+    """Return the values of several batches of one form."""
+    if len(parts) == 1:
+        return parts[0]
+    return {
+        text: {name: np.concatenate([part[text][name] for part in parts]) for name in of_setting}
+        for text, of_setting in parts[0].items()
+    }
+
+
 @dataclass(kw_only=True)
 class Slicer:
     """Finds the slices of examples. For one thread.
@@ -238,8 +261,8 @@ class Slicer:
     _left_out: set[str] = field(default_factory=set)
     _seen: dict[str, set[str]] = field(default_factory=dict)
 
-    def members(self, targets: Arrays, predictions: Arrays, columns: Arrays) -> Iterator[Members]:
-        """Yield the slices of a batch, except for those of settings that have too many values.
+    def values(self, targets: Arrays, predictions: Arrays, columns: Arrays) -> Values:
+        """Return what the settings slice a batch by.
 
         Args:
             targets: The targets by the names of outputs, ``[examples, ...]``.
@@ -249,18 +272,31 @@ class Slicer:
         Raises:
             SliceError: A feature does not exist, or has no single value for each example.
         """
+        found: dict[str, Arrays] = {}
         for setting in self.settings:
             if setting.text in self._left_out:
                 continue
             try:
-                values = {feature.name: _values(feature, targets, predictions, columns) for feature in setting.features}
+                found[setting.text] = {
+                    feature.name: _values(feature, targets, predictions, columns) for feature in setting.features
+                }
             except SliceError as error:
                 if not self.lenient:
                     raise
                 self._left_out.add(setting.text)
                 self.notes.append(f"slice {setting.text!r} is left out: {error}")
+        return found
+
+    def members(self, values: Values) -> Iterator[Members]:
+        """Yield the slices of a batch, except for those of settings that have too many values.
+
+        Args:
+            values: What `values` returned, of one batch or joined of several.
+        """
+        for setting in self.settings:
+            if setting.text not in values:
                 continue
-            names, indices = setting.named(values)
+            names, indices = setting.named(values[setting.text])
             seen = self._seen.setdefault(setting.text, set())
             if len(seen) < _COUNTED_VALUES:
                 seen.update(names)

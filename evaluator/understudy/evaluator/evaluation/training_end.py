@@ -92,7 +92,8 @@ class TrainingEndMonitor:
         if status is not None and (self._ended is None or self._ended[0].state != status.state):
             self._ended, self._last_sign = (status, now), now
         if self._ended is not None and self._evaluator.is_caught_up(self._ended[1]):
-            return _exit_after(self._ended[0])
+            # A journal that is mirrored may have become newer since it was read.
+            return _exit_after(self._ended[0]) if self._status() == status else None
         return self._out_of_time(now)
 
     def _status(self) -> TrainingStatus | None:

@@ -201,7 +201,7 @@ def _servable(model: Any) -> tuple[Any, Any]:
     """Return a module with the model and its serving function, and the function's signature for any batch size."""
     import tensorflow as tf
 
-    from understudy.evaluator.model.traced_call import tensor_spec
+    from understudy.evaluator.model.forward import tensor_spec
 
     interface = interface_of(model)
     names = {_argument(spec.name): spec for spec in interface.inputs.specs}

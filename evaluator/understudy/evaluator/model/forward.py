@@ -1,11 +1,16 @@
-"""The forward pass: one concrete function that splits a batch over the replicas and joins the outputs."""
+"""The forward pass: one concrete function that splits a batch over the replicas and joins the outputs.
+
+A model is traced on flat tensors, and its function runs at the cost of one operation.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,22 +18,31 @@ from typing import Any
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.checkpoints.signature import TensorSpec
+from understudy.compat import call_flat, mask_of
 from understudy.evaluator.evaluator_errors import (
     InvalidInputError,
+    LoadError,
     OutOfResourcesError,
     Resource,
     exhausted_resource,
     first_line,
 )
 from understudy.evaluator.model.graph_analysis import draws_random_numbers, find_value_ranges
-from understudy.evaluator.model.traced_call import DirectCall, ModelCall, Tensors, reclaim_memory, tensor_specs
+from understudy.evaluator.model.reclaiming import DROPPED_BYTES, reclaim_memory, size_of
+from understudy.evaluator.model.unrolling import short_loops, unrolled
 
 _log = logging.getLogger(__name__)
+
+Tensors = dict[str, Any]
 
 Shapes = tuple[tuple[int, ...], ...]
 """The shape of one example of each input."""
 
 _MAX_SHAPES = 64
+_MAX_NODES = 1000
+_MAX_BYTES = 8 * 2**20
+_ANYWHERE = contextlib.nullcontext()
 
 
 class BatchLimits:
@@ -100,6 +114,126 @@ def _covers(known: Shapes, shapes: Shapes) -> bool:
     )
 
 
+class ModelCall:
+    """Calls a model for inference, with a flat list of inputs, and returns a flat list of outputs and masks.
+
+    Args:
+        model: The model.
+        interface: The structures of its inputs and outputs.
+
+    Attributes:
+        model: The model.
+        adds_losses: Whether the model added losses when it was called, besides the regularizers of its weights.
+    """
+
+    def __init__(self, model: Any, interface: ModelInterface) -> None:
+        self.adds_losses = False
+        self.model = model
+        self._interface = interface
+        self._outputs: tuple[str, ...] = ()
+        self._masks: tuple[str, ...] = ()
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs, then the masks of those that have one, ``[examples, ...]`` each."""
+        leaves = dict(zip(self._interface.inputs.names, inputs, strict=True))
+        results = self._interface.outputs.flatten(self.model(self._interface.inputs.unflatten(leaves), training=False))
+        _check_dense(results)
+        regularized = sum(variable.regularizer is not None for variable in self.model.trainable_variables)
+        self.adds_losses |= len(self.model.losses) > regularized
+        masks = {name: mask for name, tensor in results.items() if (mask := mask_of(tensor)) is not None}
+        self._outputs, self._masks = tuple(results), tuple(masks)
+        return [*(tf.identity(tensor) for tensor in results.values()), *masks.values()]
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        """The model's variables."""
+        return self.model.variables  # type: ignore[no-any-return]
+
+    def by_name(self, leaves: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        """Return the outputs and the masks by name."""
+        outputs = len(self._outputs)
+        return (
+            dict(zip(self._outputs, leaves[:outputs], strict=True)),
+            dict(zip(self._masks, leaves[outputs:], strict=True)),
+        )
+
+    def specs(self, leaves: Sequence[Any]) -> tuple[Tensors, Tensors]:
+        """Return the `tf.TensorSpec`s of outputs and masks, for any number of examples."""
+        outputs, masks = self.by_name([tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves])
+        return outputs, masks
+
+
+def _check_dense(outputs: Mapping[str, Any]) -> None:
+    for name, tensor in outputs.items():
+        form = {tf.RaggedTensor: "ragged", tf.SparseTensor: "sparse"}.get(type(tensor))
+        if form is not None:
+            raise LoadError(
+                f"output {name!r} of the model is {form}: {tensor.dtype.name}{tensor.shape.as_list()}; a dense tensor "
+                "was expected: end the model with a layer that returns one, such as to_tensor() of a ragged tensor"
+            )
+
+
+def tensor_spec(spec: TensorSpec) -> Any:
+    """Return TensorFlow's form of a specification."""
+    return tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype), name=None)
+
+
+def tensor_specs(interface: ModelInterface) -> list[Any]:
+    """Return TensorFlow's specifications of a model's inputs."""
+    return [tensor_spec(spec) for spec in interface.inputs.specs]
+
+
+class DirectCall:
+    """A concrete function of flat tensors, called through the operation that runs functions inside graphs.
+
+    `ConcreteFunction.__call__` binds and checks its arguments in Python, which takes longer than a small model computes
+    (docs/explanation/performance.md). The caller must check the arguments instead. Thread-safe.
+
+    This applies to functions on the first CPU device. Functions that span devices pass tensors through a rendezvous,
+    which overlapping calls of the operation would share. Such a function is called by name, which gives each call its
+    own rendezvous and is also cheaper than the concrete function's checks.
+
+    If a function was called by name, TensorFlow frees its kernels with the function; those of an operation stay until
+    `reclaim_memory`. Therefore a function with large constants is called by name as well, and so is one with many
+    operations, for which the difference is small.
+
+    Args:
+        function: A concrete function whose every argument is one tensor and which returns a list of tensors.
+        devices: The devices of its variables.
+    """
+
+    def __init__(self, function: Any, devices: Sequence[str]) -> None:
+        self.function = function
+        self._dtypes = [tensor.dtype for tensor in function.outputs]
+        self._has_gpu = any("GPU" in device.upper() for device in devices)
+        on_first_cpu = [device.upper().rpartition("DEVICE:")[2] for device in devices] == ["CPU:0"]
+        self._call_flat = call_flat(function)
+        nodes, size = size_of(function)
+        self._is_direct = on_first_cpu and nodes <= _MAX_NODES and size <= _MAX_BYTES
+        if self._is_direct:
+            weakref.finalize(self, DROPPED_BYTES.append, size).atexit = False
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """Return the tensors that the function returns.
+
+        Args:
+            arguments: An array or a tensor for each argument, with its dtype and a compatible shape.
+        """
+        captured = self.function.captured_inputs
+        if not self._is_direct:
+            with tf.device("CPU:0") if self._has_gpu else _ANYWHERE:  # else all tensors go to the first GPU
+                tensors = [_as_tensor(argument) for argument in arguments]
+            return list(self._call_flat(*tensors, *captured))
+        return tf.raw_ops.StatefulPartitionedCall(  # type: ignore[no-any-return]
+            args=[*arguments, *captured], Tout=self._dtypes, f=self.function
+        )
+
+
+def _as_tensor(argument: Any) -> Any:
+    """Return an array as a tensor; unlike `tf.constant`, an operation uses an aligned array without a copy."""
+    return argument if isinstance(argument, tf.Tensor) else tf.raw_ops.Identity(input=argument)
+
+
 class ForwardPass:
     """A model's forward pass over all replicas, traced once. Thread-safe.
 
@@ -136,7 +270,8 @@ class ForwardPass:
         self._replicas: int = strategy.num_replicas_in_sync
         self.limits = BatchLimits(max_batch_size)
         self._on_trace = on_trace
-        function = tf.function(self._trace, input_signature=tensor_specs(interface), autograph=False)
+        self._specs = tensor_specs(interface)
+        function = tf.function(self._trace, input_signature=self._specs, autograph=False)
         self._function = DirectCall(function.get_concrete_function(), strategy.extended.worker_devices)
         self.adds_losses = self._call.adds_losses
         self.draws_random_numbers = draws_random_numbers(self._function.function)
@@ -185,6 +320,17 @@ class ForwardPass:
         other = copy.copy(self)
         other._function = DirectCall(function, self._strategy.extended.worker_devices)  # noqa: SLF001 - it is a copy
         return other
+
+    def unrolled(self) -> ForwardPass | None:
+        """Return a pass that is traced again without the loops of recurrent layers; None if there are no short ones."""
+        layers = short_loops(self._call.model)
+        if not layers:
+            return None
+        other = copy.copy(self)
+        other._on_trace = lambda: None  # noqa: SLF001 - it is a copy
+        function = tf.function(other._trace, input_signature=self._specs, autograph=False)  # noqa: SLF001
+        with unrolled(layers):
+            return other.with_function(function.get_concrete_function())
 
     @property
     def variables(self) -> list[Any]:

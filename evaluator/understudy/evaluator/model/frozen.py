@@ -1,30 +1,37 @@
 """The forward pass with constants for its variables, which TensorFlow runs faster.
 
 TensorFlow folds constants into one another (a BatchNorm into the convolution before it), and oneDNN keeps the packed
-form of weights only if they are constants. docs/decisions/frozen-weights.md has the figures.
+form of weights only if they are constants. Short loops of recurrent layers are unrolled for it.
+docs/decisions/frozen-weights.md has the figures.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import resource
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.low_priority import at_low_priority
 from understudy.compat import add_function, constants_for_variables, remove_function
-from understudy.evaluator.evaluator_errors import NoFasterError, NotFrozenError, first_line
+from understudy.evaluator.evaluator_errors import FreezingCancelledError, NoFasterError, NotFrozenError, first_line
 from understudy.evaluator.model.forward import ForwardPass
 from understudy.evaluator.model.graph_analysis import state_changes
-from understudy.evaluator.model.traced_call import size_of
+from understudy.evaluator.model.reclaiming import size_of
+from understudy.evaluator.model.replica_forward import ReplicaForward
 from understudy.evaluator.types import Array, Arrays
+
+_log = logging.getLogger(__name__)
+
+_NOT_FROZEN_YET = "it is frozen once it has served for a moment"
 
 TOLERANCE = 1e-6
 """How far an output with constants may be from the one with variables, as a share of the largest value."""
@@ -56,9 +63,128 @@ _TIMED_SECONDS = 0.2
 _numbers = itertools.count()
 
 
+class FrozenPass:
+    """The forward pass of predictions with constants for the weights, from `freeze` until `thaw`. Thread-safe.
+
+    Attributes:
+        forward: The pass: one reference, so that it changes between two batches; None while the variables are used.
+    """
+
+    def __init__(self) -> None:
+        self.forward: ForwardPass | None = None
+        self._why_not = _NOT_FROZEN_YET
+        self._timed: _Timed | None = None
+
+    @property
+    def note(self) -> str:
+        """Whether constants are used for the weights, and why not."""
+        if self.forward is not None:
+            return "Predict uses constants for the weights"
+        return f"Predict uses variables for the weights: {self._why_not}"
+
+    def freeze(
+        self,
+        variables: ForwardPass | ReplicaForward,
+        *,
+        samples: Callable[[], Iterable[Arrays]],
+        limit_mib: int,
+        check_wanted: Callable[[], None],
+    ) -> int:
+        """Make constants of the weights, and use them; return the memory that they take, in bytes, about.
+
+        Args:
+            variables: The pass with variables.
+            samples: Returns batches on which to compare and time both.
+            limit_mib: The memory that the constants may take.
+            check_wanted: Called between the parts of the work; raises FreezingCancelledError.
+
+        Raises:
+            NotFrozenError: The variables stay in use, for this reason.
+        """
+        try:
+            self.forward = frozen = self._freeze(variables, samples, limit_mib, check_wanted)
+        except FreezingCancelledError:
+            raise
+        except Exception as error:
+            self._why_not = first_line(error)
+            raise
+        return memory_bytes(frozen)
+
+    def drop(self, failure: Exception) -> None:
+        """Use the variables again, with which a batch was computed that failed with constants."""
+        self.thaw()
+        self._why_not = first_line(failure)
+        _log.warning("constants for the weights are dropped", extra={"reason": self._why_not})
+
+    def thaw(self) -> None:
+        """Use the variables again. A batch that runs with constants finishes with them."""
+        self.forward = None
+        self._why_not = _NOT_FROZEN_YET
+
+    def forget(self) -> None:
+        """Free the memory of the pass that was timed, because another model is built."""
+        self._timed = None
+
+    def _freeze(
+        self,
+        variables: ForwardPass | ReplicaForward,
+        samples: Callable[[], Iterable[Arrays]],
+        limit_mib: int,
+        check_wanted: Callable[[], None],
+    ) -> ForwardPass:
+        """Freeze a pass; both are timed only for the first weights that are loaded into it."""
+        if isinstance(variables, ReplicaForward):
+            raise NotFrozenError("on GPUs, each replica has a function of its own")
+        known = self._timed if self._timed is not None and self._timed.variables is variables else None
+        if known is not None and known.source is None:
+            raise NoFasterError(known.no_faster)
+        failure: NotFrozenError | None = None
+        for source in _sources(variables) if known is None or known.source is None else (known.source,):
+            try:
+                frozen = freeze(
+                    variables,
+                    source=source,
+                    samples=samples,
+                    limit_mib=limit_mib,
+                    is_faster=known is not None,
+                    check_wanted=check_wanted,
+                )
+            except FreezingCancelledError:
+                raise
+            except NotFrozenError as error:
+                failure = error
+            else:
+                self._timed = _Timed(variables, source)
+                return frozen
+        if isinstance(failure, NoFasterError):
+            self._timed = _Timed(variables, None, str(failure))
+        raise failure or NotFrozenError("there is nothing to freeze")
+
+
+class _Timed(NamedTuple):
+    """A pass that was timed, and the one that was faster with constants; None, and why, if none was."""
+
+    variables: ForwardPass
+    source: ForwardPass | None
+    no_faster: str = ""
+
+
+def _sources(variables: ForwardPass) -> Iterator[ForwardPass]:
+    """Yield the passes to make constants of: without loops, if it has short ones, and as it is."""
+    try:
+        unrolled = variables.unrolled()
+    except Exception as error:  # noqa: BLE001 - a user's layer may do anything, and the loop stays
+        _log.info("the loops of recurrent layers stay", extra={"reason": first_line(error)})
+        unrolled = None
+    if unrolled is not None:
+        yield unrolled
+    yield variables
+
+
 def freeze(
     forward: ForwardPass,
     *,
+    source: ForwardPass,
     samples: Callable[[], Iterable[Arrays]],
     limit_mib: int,
     is_faster: bool,
@@ -70,6 +196,7 @@ def freeze(
 
     Args:
         forward: The forward pass with variables.
+        source: The pass of which constants are made: the same, or one that computes the same.
         samples: Returns batches on which to compare both.
         limit_mib: The memory that the constants may take.
         is_faster: Whether it is known that constants make this model faster; otherwise both are timed.
@@ -80,13 +207,13 @@ def freeze(
             open too few files, the outputs differ by more than `TOLERANCE`, or constants make it no faster
             (NoFasterError).
     """
-    (function,) = forward.functions
+    (function,) = source.functions
     if forward.draws_random_numbers:
         raise NotFrozenError("the model draws random numbers, so that its outputs cannot be compared")
-    _check_memory(forward, limit_mib)
+    _check_memory(source, limit_mib)
     _check_files()
     check_wanted()
-    frozen = forward.with_function(with_constants(function, forward.variables))
+    frozen = source.with_function(with_constants(function, source.variables))
     gains = []
     for inputs in samples():
         check_wanted()

@@ -3,8 +3,9 @@
 The state of most metrics is a sum over examples: an update with a batch adds what updates with each of its examples
 alone would add. The score of any part of the examples then follows from the sum over them, without another pass over
 the data, and the score of a resample from the sum weighted by how often each example was drawn. Whether a state is such
-a sum is not assumed, but checked on every batch: the increments must add up to what the update added. Losses that are
-divided by a batch's weights or by the length of its mask are no such sum; see
+a sum is not assumed, but checked on every batch: the increments must add up to what the update added. Where one example
+alone added something, that shows nothing, and `understudy.evaluator.evaluation.part_scores` draws it twice. Losses that
+are divided by a batch's weights or by the length of its mask are no such sum; see
 `understudy.evaluator.model.batch_means`.
 """
 
@@ -115,7 +116,7 @@ class StateIncrements:
 
     def _row_like(self, place: int, leaf: Any) -> Any:
         """Return a row of zeros of a leaf's form; the last one again if it fits, as cutting a row is slow."""
-        shape, kind = (1, *leaf.shape[1:]), tf.as_dtype(leaf.dtype)
+        shape, kind = (1, *tuple(leaf.shape)[1:]), tf.as_dtype(leaf.dtype)
         kept = self._rows.get(place)
         if kept is None or (tuple(kept.shape), kept.dtype) != (shape, kind):
             kept = self._rows[place] = tf.zeros(shape, kind)
@@ -182,7 +183,7 @@ class StateIncrements:
         apart = np.abs(np.diff(states, axis=0) - added)
         reached = np.maximum(np.abs(states[:-1]), np.abs(states[1:]))
         held = []
-        for part in self._parts():
+        for part in self.parts():
             state = reached[:, part].max(axis=1, initial=0.0)
             allowed = ROUNDING * size[:, part].max(axis=1, initial=0.0) + STATE_ROUNDING * state
             held.append(not (apart[:, part] > allowed[:, np.newaxis]).any())
@@ -190,12 +191,13 @@ class StateIncrements:
 
     def _find_means(self) -> Iterator[tuple[int, int]]:
         names = [variable.name.rpartition("/")[2] for variable in self._program.variables]
-        places = [part.start for part in self._parts()]
+        places = [part.start for part in self.parts()]
         for index, pair in enumerate(itertools.pairwise(names)):
             if pair == ("total", "count") and self._sizes[index] == self._sizes[index + 1] == 1:
                 yield index, places[index]
 
-    def _parts(self) -> Iterator[slice]:
+    def parts(self) -> Iterator[slice]:
+        """Yield the place of each variable in the state."""
         start = 0
         for size in self._sizes:
             yield slice(start, start + size)
@@ -242,7 +244,7 @@ class StateIncrements:
         def of_one(state: Any) -> dict[str, Any]:
             values = [
                 tf.cast(tf.reshape(state[part], spec.shape), spec.dtype)
-                for part, spec in zip(self._parts(), self._specs, strict=True)
+                for part, spec in zip(self.parts(), self._specs, strict=True)
             ]
             return {name: tf.cast(value, tf.float64) for name, value in self._program.results(values).items()}
 

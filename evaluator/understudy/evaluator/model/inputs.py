@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 ALL_TARGETS = "targets"
 ALL_WEIGHTS = "sample_weights"
-
-_REMEMBERED_FORMS = 1024
 
 
 def check_inputs(inputs: Arrays, specs: Sequence[TensorSpec]) -> int:
@@ -54,29 +52,6 @@ def check_values(kind: str, arrays: Mapping[str, Any], ranges: Mapping[str, Valu
     for name, value_range in ranges.items():
         if name in arrays:
             value_range.check(f"{kind} {name!r}", np.asarray(arrays[name]))
-
-
-class InputCheck:
-    """Checks inputs against a signature, with a cache of forms that have passed. Thread-safe.
-
-    Args:
-        specs: The model's inputs.
-    """
-
-    def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        self._specs = specs
-        self._passed: dict[Hashable, int] = {}
-
-    def examples_of(self, inputs: Arrays) -> int:
-        """Return the number of examples. Raises as `check_inputs` does."""
-        form = tuple([(name, array.dtype, array.shape) for name, array in inputs.items()])
-        examples = self._passed.get(form)
-        if examples is None:
-            examples = check_inputs(inputs, self._specs)
-            if len(self._passed) >= _REMEMBERED_FORMS:
-                self._passed.clear()
-            self._passed[form] = examples
-        return examples
 
 
 def check_batch(batch: Batch, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.evaluator.evaluator_errors import InvalidInputError, first_line
+from understudy.evaluator.model.forward import tensor_spec
 from understudy.evaluator.model.graph_analysis import ValueRange
 from understudy.evaluator.model.inputs import ALL_TARGETS, ALL_WEIGHTS, check_batch, check_values, dtype_name
 from understudy.evaluator.model.scoring_program import ProgramState, ScoringData, ScoringProgram, alone
-from understudy.evaluator.model.traced_call import tensor_spec
 from understudy.evaluator.types import Array, Arrays, Batch
 
 _MAX_PROGRAMS = 8

@@ -66,7 +66,15 @@ class Scorers:
     def scorer(
         self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False, increments: bool = False
     ) -> Scorer:
-        """See `understudy.evaluator.model.slot.Slot.scorer`."""
+        """Return a scorer for these metrics, or for the compiled ones if empty.
+
+        With ``example_losses``, it also computes the loss of each example of the last batch; with ``increments``, what
+        each of them adds to the state of the loss and the metrics.
+
+        Raises:
+            InvalidInputError: There is no such metric, it has no such argument, or there are too many metrics.
+            NotEvaluableError: The model was not compiled, and no metric is named.
+        """
         check_metrics(metrics)
         key = repr((list(metrics), example_losses, increments))
         with self._building:
@@ -79,7 +87,13 @@ class Scorers:
     def scorer_of_outputs(
         self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False, increments: bool = False
     ) -> Scorer:
-        """See `understudy.evaluator.model.slot.Slot.scorer_of_outputs`."""
+        """Return a scorer of batches whose inputs are what `Slot.compute` returned, possibly in another process.
+
+        It scores as `scorer` does; see there for the arguments and errors.
+
+        Raises:
+            NotEvaluableError: See `scorer`; or what the model computes its score from is more than its outputs.
+        """
         check_metrics(metrics)
         if needed := self.needs_more_than_outputs():
             raise NotEvaluableError(f"outputs alone give no score: {'; '.join(needed)}")

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,23 @@ import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import interface_of
-from understudy.checkpoints.signature import Signature
+from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError, first_line
 from understudy.evaluator.model.compilation import Compilation
 from understudy.evaluator.model.devices import has_gpu, precision_note
-from understudy.evaluator.model.forward import ForwardPass
-from understudy.evaluator.model.graph_analysis import may_overlap
-from understudy.evaluator.model.inputs import InputCheck, check_values
+from understudy.evaluator.model.forward import ForwardPass, Tensors
+from understudy.evaluator.model.frozen import FrozenPass
+from understudy.evaluator.model.graph_analysis import may_overlap, state_changes
+from understudy.evaluator.model.inputs import check_forms, check_inputs, check_values
 from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
 from understudy.evaluator.model.output_tasks import OutputTask, output_tasks
-from understudy.evaluator.model.predict_pass import PredictPass
 from understudy.evaluator.model.probe import Probe
 from understudy.evaluator.model.replica_forward import ReplicaForward
-from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.model.scorers import Scorers
-from understudy.evaluator.model.traced_call import FrozenState, Tensors
-from understudy.evaluator.model.weights import through_first_device
-from understudy.evaluator.types import Array, Arrays, MetricSpec
+from understudy.evaluator.model.weights import FrozenState, through_first_device
+from understudy.evaluator.types import Array, ArrayForm, Arrays
+
+_REMEMBERED_FORMS = 1024
 
 
 class Slot:
@@ -49,6 +49,10 @@ class Slot:
             (`ForwardPass`); None for the former on GPUs.
 
     Attributes:
+        check_inputs: Returns the number of examples; raises InvalidInputError if the inputs do not fit the signature.
+        check_forms: As ``check_inputs``, for inputs that need not be built yet.
+        scorer: See `Scorers.scorer`.
+        scorer_of_outputs: See `Scorers.scorer_of_outputs`.
         traces: How many times any of its functions was traced.
 
     Raises:
@@ -74,7 +78,7 @@ class Slot:
         self._on_trace = on_trace
         self.traces = 0
         self._warm: ForwardPass | ReplicaForward | None = None
-        self._predict = PredictPass()
+        self._constants = FrozenPass()
         self._build(model_file)
 
     def _build(self, model_file: Path) -> None:
@@ -87,7 +91,8 @@ class Slot:
             self._interface = interface_of(self._model)
             self._pass = self._trace()
             specs = self._interface.inputs.specs
-            self._input_check = InputCheck(specs)
+            check = _InputCheck(specs)
+            self.check_inputs, self.check_forms = check.examples_of, check.examples_of_forms
             self._probe = Probe(self._outputs, specs, self._pass.input_ranges)
             coupled = self._probe.examples_depend_on_each_other(replicas=self.replicas)
         self._compilation = Compilation(self._model, self._interface, self._compile_config)
@@ -100,6 +105,7 @@ class Slot:
             devices=self._strategy.extended.worker_devices,
             on_trace=self._traced,
         )
+        self.scorer, self.scorer_of_outputs = self._scorers.scorer, self._scorers.scorer_of_outputs
         self._frozen = FrozenState(self._model)
 
     @property
@@ -144,6 +150,20 @@ class Slot:
     def may_overlap(self) -> bool:
         """Whether `forward` changes nothing and runs no Python, so that several threads gain by calling it at once."""
         return not self._pass.draws_random_numbers and all(map(may_overlap, self._pass.functions))
+
+    @contextlib.contextmanager
+    def keeping_variables(self) -> Iterator[None]:
+        """Undo at the end of the ``with`` block what its calls of `forward` did to the variables of the model."""
+        if all(not state_changes(function) for function in self._pass.functions):
+            yield
+            return
+        variables = {id(variable): variable for function in self._pass.functions for variable in function.variables}
+        values = {key: tf.identity(variable) for key, variable in variables.items()}
+        try:
+            yield
+        finally:
+            for key, variable in variables.items():
+                variable.assign(values[key])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -212,8 +232,8 @@ class Slot:
             with _load_errors("the model"):
                 self._probe.run(examples, by=self._warm_up_outputs if self._warm is not self._pass else None)
         self._warm = self._pass
-        if self._predict.constants is not None:
-            self._predict.run(self._probe.example(1), self._pass)
+        if self._constants.forward is not None:
+            self._run(self._probe.example(1))
 
     def freeze(self, *, limit_mib: int, check_wanted: Callable[[], None], largest: int | None = None) -> int:
         """Make constants of the weights for `forward` and `launch`, until `thaw` or `load` is called.
@@ -231,18 +251,18 @@ class Slot:
         Raises:
             NotFrozenError: The slot keeps its variables, for this reason.
         """
-        return self._predict.freeze(
+        return self._constants.freeze(
             self._pass, samples=lambda: self._samples(largest), limit_mib=limit_mib, check_wanted=check_wanted
         )
 
     def thaw(self) -> None:
         """Use the variables again. A batch that runs with constants finishes with them."""
-        self._predict.thaw()
+        self._constants.thaw()
 
     @property
     def predict_note(self) -> str:
         """Whether `forward` uses constants for the weights, and why not."""
-        return self._predict.note
+        return self._constants.note
 
     def try_out(self) -> None:
         """Run one generated example on every replica; raise the runtime's errors."""
@@ -254,10 +274,6 @@ class Slot:
     def generated_inputs(self, examples: int) -> Arrays:
         """Return inputs on which the model ran, ``[examples, ...]``, the same each time."""
         return self._probe.example(examples)
-
-    def check_inputs(self, inputs: Arrays) -> int:
-        """Return the number of examples; raise InvalidInputError if the inputs do not fit the signature."""
-        return self._input_check.examples_of(inputs)
 
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         """Run the model.
@@ -271,8 +287,9 @@ class Slot:
         Raises:
             InvalidInputError: An id is outside the model's tables, or the model itself refuses a value.
         """
-        check_values("input", inputs, self._pass.input_ranges)
-        return _on_host(self._predict.run(inputs, self._pass))
+        if self._pass.input_ranges:
+            check_values("input", inputs, self._pass.input_ranges)
+        return _on_host(self._run(inputs))
 
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
         """Launch the model; return a function that waits for the outputs. Both raise as `forward` does.
@@ -283,34 +300,21 @@ class Slot:
         if isinstance(self._pass, ReplicaForward):
             fetch = self._pass.launch(inputs)
             return lambda: _on_host(fetch()[0])
-        outputs = self._predict.run(inputs, self._pass)
+        outputs = self._run(inputs)
         return lambda: _on_host(outputs)
 
-    def scorer(
-        self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False, increments: bool = False
-    ) -> Scorer:
-        """Return a scorer for these metrics, or for the compiled ones if empty.
-
-        With ``example_losses``, it also computes the loss of each example of the last batch; with ``increments``, what
-        each of them adds to the state of the loss and the metrics.
-
-        Raises:
-            InvalidInputError: There is no such metric, it has no such argument, or there are too many metrics.
-            NotEvaluableError: The model was not compiled, and no metric is named.
-        """
-        return self._scorers.scorer(metrics, example_losses=example_losses, increments=increments)
-
-    def scorer_of_outputs(
-        self, metrics: Sequence[MetricSpec] = (), *, example_losses: bool = False, increments: bool = False
-    ) -> Scorer:
-        """Return a scorer of batches whose inputs are what `compute` returned, possibly in another process.
-
-        It scores as `scorer` does; see there for the arguments and errors.
-
-        Raises:
-            NotEvaluableError: See `scorer`; or what the model computes its score from is more than its outputs.
-        """
-        return self._scorers.scorer_of_outputs(metrics, example_losses=example_losses, increments=increments)
+    def _run(self, inputs: Arrays) -> Tensors:
+        """Run the model: with constants if it is frozen; if they fail where the variables do not, drop them."""
+        constants, failure = self._constants.forward, None
+        if constants is not None:
+            try:
+                return constants(inputs)[0]
+            except Exception as error:  # noqa: BLE001 - the variables show whether constants are the cause
+                failure = error
+        outputs = self._pass(inputs)[0]
+        if failure is not None:
+            self._constants.drop(failure)
+        return outputs
 
     @property
     def scores_whole(self) -> tuple[str, ...]:
@@ -345,8 +349,8 @@ class Slot:
     def _drop_model(self) -> None:
         """Free the memory of the model, because another is built."""
         self._model = self._warm = None
-        self._predict.forget()
-        for part in ("_pass", "_probe", "_compilation", "_scorers", "_frozen"):
+        self._constants.forget()
+        for part in ("_pass", "_probe", "_compilation", "_scorers", "scorer", "scorer_of_outputs", "_frozen"):
             vars(self).pop(part, None)  # they are missing if the last load failed
         gc.collect()
 
@@ -377,6 +381,43 @@ class Slot:
     def _warm_up_outputs(self, inputs: Arrays) -> Tensors:
         """Run a batch on every replica if each has its own function."""
         return self._pass.warm_up(inputs)[0] if isinstance(self._pass, ReplicaForward) else self._outputs(inputs)
+
+
+class _InputCheck:
+    """Checks inputs against a signature, with a cache of forms that have passed. Thread-safe.
+
+    Args:
+        specs: The model's inputs.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._specs = specs
+        self._passed: dict[Hashable, int] = {}
+        self._passed_forms: dict[Hashable, int] = {}
+
+    def examples_of(self, inputs: Arrays) -> int:
+        """Return the number of examples. Raises as `check_inputs` does."""
+        form = tuple([(name, array.dtype, array.shape) for name, array in inputs.items()])
+        examples = self._passed.get(form)
+        if examples is None:
+            examples = check_inputs(inputs, self._specs)
+            _remember(self._passed, form, examples)
+        return examples
+
+    def examples_of_forms(self, forms: Mapping[str, ArrayForm]) -> int:
+        """Return the number of examples of inputs that need not be built yet. Raises as `check_forms` does."""
+        form = tuple(forms.items())
+        examples = self._passed_forms.get(form)
+        if examples is None:
+            examples = check_forms(forms, self._specs)
+            _remember(self._passed_forms, form, examples)
+        return examples
+
+
+def _remember(passed: dict[Hashable, int], form: Hashable, examples: int) -> None:
+    if len(passed) >= _REMEMBERED_FORMS:
+        passed.clear()
+    passed[form] = examples
 
 
 def _on_host(outputs: Tensors) -> dict[str, Array]:

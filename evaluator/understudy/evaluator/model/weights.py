@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import mmap
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import keras
 import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.file_part import FilePart
 from understudy.checkpoints.low_priority import at_low_priority
-from understudy.compat import h5_dataset, h5_store, load_state, plain_variable
+from understudy.compat import h5_dataset, h5_store, layers_of, load_state, plain_variable
 from understudy.devices.selection import canonical
 from understudy.evaluator.types import Array
 
@@ -174,3 +176,32 @@ def _copied_in_pieces(value: Any, device: str) -> Any:
             )
     with tf.device(device):
         return tf.reshape(copy.read_value(), value.shape)
+
+
+class FrozenState:
+    """The weights of layers that convert them when they are loaded.
+
+    For example, `keras.layers.Normalization` computes plain tensors from its variables. A function that was traced
+    before holds the earlier tensors.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._layers = [layer for layer in layers_of(model) if _converts_weights(layer)]
+        self._digest = self._compute_digest()
+
+    def changed(self) -> bool:
+        """Whether the weights have changed since this object was created."""
+        return self._digest != self._compute_digest()
+
+    def _compute_digest(self) -> bytes:
+        digest = hashlib.sha256()
+        for layer in self._layers:
+            for variable in layer.variables:
+                digest.update(variable.numpy().tobytes())
+        return digest.digest()
+
+
+def _converts_weights(layer: Any) -> bool:
+    kind = type(layer)
+    loads_itself = kind.load_own_variables is not keras.Layer.load_own_variables
+    return hasattr(layer, "finalize_state") or (loads_itself and not kind.__module__.startswith("keras."))

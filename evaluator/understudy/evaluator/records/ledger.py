@@ -21,8 +21,7 @@ from understudy.evaluator.records.entries import (
     read_row,
 )
 from understudy.evaluator.records.events import Event, event_of
-from understudy.evaluator.records.file_system import mounted_type
-from understudy.evaluator.records.ledger_file import open_ledger_file, reporting
+from understudy.evaluator.records.ledger_file import mounted_type, open_ledger_file, reporting
 from understudy.evaluator.records.outbox import Outbox
 from understudy.evaluator.types import Arrays, EvaluationOutcome, EvaluationRecord, GateCondition, Interval, SliceScore
 

@@ -30,6 +30,7 @@ CREATE TABLE IF NOT EXISTS life (
 CREATE INDEX IF NOT EXISTS life_by_step ON life (step);
 CREATE UNIQUE INDEX IF NOT EXISTS life_once ON life (checkpoint_digest, step, event)
     WHERE event IN ('committed', 'seen');
+CREATE INDEX IF NOT EXISTS life_served ON life (number) WHERE event = 'served';
 """
 _BUSY_SECONDS: Final = 1.0
 _DAMAGED_SUFFIX: Final = ".damaged"
@@ -82,6 +83,15 @@ class LifeLog:
                 (step, MAX_OF_STEP),
             )
             return [LifeRecord(checkpoint_digest=digest, event=LifeEvent(event), at=at) for digest, event, at in rows]
+
+        return (self._use(read) or [])[::-1]
+
+    def served_steps(self, limit: int) -> list[int]:
+        """Return the steps that came to serve, in this order; only the newest, and nothing if the file is unusable."""
+
+        def read(connection: sqlite3.Connection) -> list[int]:
+            query = "SELECT step FROM life WHERE event = 'served' ORDER BY number DESC LIMIT ?"
+            return [step for (step,) in connection.execute(query, (limit,))]
 
         return (self._use(read) or [])[::-1]
 

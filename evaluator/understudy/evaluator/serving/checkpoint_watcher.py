@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.checkpoints.pauses import doubling_pause
 from understudy.evaluator.evaluator_errors import DrainingError, VersionNotFoundError, exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore, Lease
@@ -163,7 +164,7 @@ class CheckpointWatcher:
 
     def _pause_seconds(self, failures: int) -> float:
         if failures:
-            return min(self._poll_interval_seconds * 2.0 ** min(failures, 10), _LONGEST_PAUSE_SECONDS)
+            return doubling_pause(failures, first=self._poll_interval_seconds, longest=_LONGEST_PAUSE_SECONDS)
         if not self._is_done:
             is_first_load = self._manager.serving is None and self._controller.is_changing
             return _FIRST_LOAD_SECONDS if is_first_load else 0.0
@@ -172,7 +173,11 @@ class CheckpointWatcher:
 
     def _reconcile(self, *, only_if_changed: bool = False) -> None:
         began = time.monotonic()
-        changed = self._store.refresh(self._controller.wanted())
+        try:
+            changed = self._store.refresh(self._controller.wanted())
+        except OSError:  # What was decided is carried out all the same, with what is known.
+            self._controller.reconcile(all_known=False)
+            raise
         if only_if_changed and not changed and self._quarantine.seconds_to_next_retry() is None:
             self._caught_up_at = -math.inf if self._unsettled else began
             return

@@ -19,6 +19,7 @@ from understudy.checkpoints.fs import remove_folder, sweep
 from understudy.checkpoints.layout import MANIFEST_FILE, MAX_STEP, RunDir
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint, read_private_manifest
 from understudy.checkpoints.manifest import SIGNATURE_FILE, FileEntry, Manifest, verify_files
+from understudy.checkpoints.pauses import doubling_pause
 from understudy.checkpoints.run_source import RunSource
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint
@@ -251,7 +252,7 @@ class NetworkFollowing:
             except Exception as error:  # noqa: BLE001 - tried again until there is another decision
                 failures += 1
                 self._failed(wanted, error, failures)
-            retry = min(_FIRST_RETRY_SECONDS * 2.0 ** min(failures, 8), _LONGEST_RETRY_SECONDS)
+            retry = doubling_pause(failures, first=_FIRST_RETRY_SECONDS, longest=_LONGEST_RETRY_SECONDS)
             self._wait(decision, retry if failures else _RECHECK_SECONDS)
 
     def _wait(self, decision: ServingDecision | None, seconds: float) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from understudy.checkpoints.signature import Signature, TensorSpec
-from understudy.evaluator.evaluator_errors import (
-    InvalidInputError,
-    ModelChangedError,
-    NotReadyError,
-    VersionNotFoundError,
-)
+from understudy.checkpoints.signature import Signature
+from understudy.evaluator.evaluator_errors import NotReadyError, VersionNotFoundError
 from understudy.evaluator.settings import MIN_SLOTS
-from understudy.evaluator.types import Array, Arrays, MetricSpec
+from understudy.evaluator.types import Array, ArrayForm, Arrays, MetricSpec
 
 
 class ModelSlot(Protocol):
@@ -68,12 +64,18 @@ class ModelSlot(Protocol):
     def check_inputs(self, inputs: Arrays) -> int:
         """Return the number of examples; raise InvalidInputError if the inputs do not fit the signature."""
 
+    def check_forms(self, forms: Mapping[str, ArrayForm]) -> int:
+        """As `check_inputs`, for inputs that need not be built yet."""
+
     def forward(self, inputs: Arrays) -> dict[str, Array]:
         """Run the model on ``[examples, ...]`` inputs and return its outputs, ``[examples, ...]`` each."""
 
     @property
     def may_overlap(self) -> bool:
         """Whether `forward` changes nothing and runs no Python, so that it may be called beside other calls."""
+
+    def keeping_variables(self) -> AbstractContextManager[None]:
+        """Undo at the end of the ``with`` block what its calls of `forward` did to the variables of the model."""
 
     def launch(self, inputs: Arrays) -> Callable[[], dict[str, Array]]:
         """Launch the model; return a function that waits for the outputs."""
@@ -180,22 +182,20 @@ class Servable:
 
 
 class Handle:
-    """A counted borrow of a servable, which stays loaded while any handle is open. A context manager. Thread-safe."""
+    """A counted borrow of a servable, which stays loaded while any handle is open. A context manager. Thread-safe.
+
+    Attributes:
+        servable: The servable.
+        step: The training step of its checkpoint.
+        slot: The slot that it is loaded in. Do not use it after `release`.
+    """
 
     def __init__(self, servable: Servable) -> None:
         self.servable = servable
+        self.step = servable.step
+        self.slot = servable.slot
         self._lock = threading.Lock()
         self._released = False
-
-    @property
-    def step(self) -> int:
-        """The training step of the checkpoint."""
-        return self.servable.step
-
-    @property
-    def slot(self) -> ModelSlot:
-        """The slot that the checkpoint is loaded in. Do not use it after `release`."""
-        return self.servable.slot
 
     def release(self) -> None:
         """Release the handle. Idempotent."""
@@ -212,50 +212,6 @@ class Handle:
         self.release()
 
 
-def borrow_checked(
-    borrow: Callable[[int | None], Handle],
-    step: int | None,
-    inputs: Arrays,
-    checked_step: int,
-    checked_architecture: str,
-) -> Handle:
-    """Borrow a loaded servable, checking the inputs again if it is of another architecture. Does not block.
-
-    Args:
-        borrow: Borrows the servable of a step.
-        step: The step; None stands for the serving version.
-        inputs: Every input by name, ``[examples, ...]``.
-        checked_step: The step of the servable that the inputs were checked against.
-        checked_architecture: The architecture of that servable.
-
-    Raises:
-        ModelChangedError: The inputs do not fit it.
-        NotReadyError: Nothing is serving yet.
-        VersionNotFoundError: The step is not loaded.
-    """
-    handle = borrow(step)
-    if handle.slot.architecture == checked_architecture:
-        return handle
-    try:
-        handle.slot.check_inputs(inputs)
-    except InvalidInputError as error:
-        takes = ", ".join(map(_described, handle.slot.signature.inputs))
-        handle.release()
-        raise ModelChangedError(
-            f"the serving model changed from step {checked_step} to step {handle.step} while the request waited, and "
-            f"now takes {takes}: {error}"
-        ) from error
-    except BaseException:
-        handle.release()
-        raise
-    return handle
-
-
-def _described(spec: TensorSpec) -> str:
-    lengths = ["examples", *("any" if length is None else str(length) for length in spec.shape[1:])]
-    return f"{spec.name!r} {spec.dtype} [{', '.join(lengths)}]"
-
-
 class Purpose(enum.Enum):
     """The purpose of loading a checkpoint."""
 
@@ -270,7 +226,7 @@ class NewSlot(enum.Enum):
 
 
 class SlotPool:
-    """Bookkeeping of at most ``limit`` slots. Not thread-safe: the manager guards it with its lock.
+    """Bookkeeping of at most ``limit`` slots. `servable` and `borrow` are thread-safe; all else needs ``changed``.
 
     A servable is the serving version, its predecessor, or an on-demand version. Idle on-demand versions are evicted
     first, in least recently used order, and the predecessor last. The serving version is never evicted. On-demand
@@ -279,10 +235,14 @@ class SlotPool:
 
     Args:
         limit: The number of slots, at least 2.
+        changed: The lock of the pool, which is notified when a slot becomes idle that is waited for.
+        waiting: What waits for a slot; empty if nothing does.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, changed: threading.Condition, waiting: Sequence[object]) -> None:
         self.limit = limit
+        self._changed = changed
+        self._waiting = waiting
         self.serving: Servable | None = None
         self.predecessor: Servable | None = None
         self.predecessor_step: int | None = None
@@ -300,13 +260,27 @@ class SlotPool:
         matching = (s for s in reversed(self.servables) if s.step == step and digest in (None, s.digest))
         return next(matching, None)
 
-    def servable(self, step: int | None) -> Servable:
-        """Return a loaded servable; None stands for the serving version.
+    def servable(self, step: int | None = None) -> Servable:
+        """Return a loaded servable, which may be unloaded at any time; None stands for the serving version.
 
         Raises:
             NotReadyError: Nothing is serving yet.
             VersionNotFoundError: The step is not loaded.
         """
+        with self._changed:
+            return self._loaded(step)
+
+    def borrow(self, step: int | None = None) -> Handle:
+        """Borrow a loaded servable; None stands for the serving version. Does not block.
+
+        Raises:
+            NotReadyError: Nothing is serving yet.
+            VersionNotFoundError: The step is not loaded.
+        """
+        with self._changed:
+            return self.lend(self._loaded(step))
+
+    def _loaded(self, step: int | None) -> Servable:
         servable = self.serving if step is None else self.find(step)
         if servable is None and step is None:
             raise NotReadyError("no checkpoint is serving yet; wait for the first to be published and loaded")
@@ -315,7 +289,7 @@ class SlotPool:
             raise VersionNotFoundError(f"version {step} is not loaded; loaded are {loaded}")
         return servable
 
-    def borrow(self, servable: Servable) -> Handle:
+    def lend(self, servable: Servable) -> Handle:
         """Borrow a servable of the pool, and mark it as recently used."""
         self.servables.remove(servable)
         self.servables.append(servable)
@@ -378,6 +352,12 @@ class SlotPool:
         gave_up = bool(self.free) or not isinstance(target, NewSlot)
         self.free.clear()
         return gave_up
+
+    def tell_idle(self) -> None:
+        """Notify of an idle servable, if anything waits for a slot. Called after every batch, without the lock."""
+        if self._waiting:  # what begins to wait after this check finds the handle released
+            with self._changed:
+                self._changed.notify_all()
 
     def remove(self, servable: Servable) -> None:
         """Remove a retired, idle servable; its slot is free."""

@@ -52,6 +52,10 @@ class ServableManager:
         clock: Monotonic clock for deadlines, in seconds.
         on_starved: Called repeatedly while a checkpoint waits for a slot and none is free: with its step, the seconds
             it has waited, and whether it becomes the serving version. Must not raise.
+
+    Attributes:
+        servable: Returns a loaded servable; see `SlotPool.servable`.
+        borrow: Borrows a loaded servable; see `SlotPool.borrow`.
     """
 
     def __init__(
@@ -72,8 +76,10 @@ class ServableManager:
         self._on_promoted = on_promoted
         self._clock = clock
         self._changed = threading.Condition()
-        self._pool = SlotPool(limit)
         self._queue = LoadQueue()
+        self._pool = SlotPool(limit, self._changed, self._queue)
+        self.servable = self._pool.servable
+        self.borrow = self._pool.borrow
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="understudy-manager")
 
@@ -92,26 +98,6 @@ class ServableManager:
         """The previous serving step, loaded or not, or None."""
         with self._changed:
             return self._pool.predecessor_step
-
-    def borrow(self, step: int | None = None) -> Handle:
-        """Borrow a loaded servable; None stands for the serving version. Does not block.
-
-        Raises:
-            NotReadyError: Nothing is serving yet.
-            VersionNotFoundError: The step is not loaded.
-        """
-        with self._changed:
-            return self._pool.borrow(self._pool.servable(step))
-
-    def servable(self, step: int | None = None) -> Servable:
-        """Return a loaded servable, which may be unloaded at any time; None stands for the serving version.
-
-        Raises:
-            NotReadyError: Nothing is serving yet.
-            VersionNotFoundError: The step is not loaded.
-        """
-        with self._changed:
-            return self._pool.servable(step)
 
     def acquire(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
         """Borrow a servable, loading it on demand if necessary.
@@ -185,7 +171,7 @@ class ServableManager:
         """Borrow a servable for a request, and promote it if that is the purpose."""
         if not future.set_running_or_notify_cancel():
             return lambda: None
-        handle = self._pool.borrow(servable)
+        handle = self._pool.lend(servable)
         flipped = purpose is Purpose.SERVING and self._pool.flip(servable)
 
         def complete() -> None:
@@ -309,7 +295,7 @@ class ServableManager:
 
     def _admit(self, info: CheckpointInfo, slot: ModelSlot, *, seconds: float) -> None:
         servable = Servable(
-            step=info.step, digest=info.digest, slot=slot, created_at=info.created_at, on_idle=self._recheck_queue
+            step=info.step, digest=info.digest, slot=slot, created_at=info.created_at, on_idle=self._pool.tell_idle
         )
         with self._changed:
             self._pool.finish(servable)
@@ -337,9 +323,3 @@ class ServableManager:
             waiting = self._queue.remove_if(lambda request: request.info == load.info)
         for request in waiting:
             request.refuse(reason)
-
-    def _recheck_queue(self) -> None:
-        """Wake the thread if requests wait; called after every batch, when the queue is mostly empty."""
-        if self._queue:  # a request that is queued after this check finds the handle released
-            with self._changed:
-                self._changed.notify_all()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from understudy.checkpoints.checkpoint_errors import CheckpointGoneError, UnsupportedFormatError
+from understudy.checkpoints.pauses import doubling_pause
 from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, OutOfResourcesError
 from understudy.evaluator.observer import Milestone, Observer
 from understudy.evaluator.records.life_log import LifeLog
@@ -19,7 +20,6 @@ _log = logging.getLogger(__name__)
 
 _PERMANENT = (CheckpointGoneError, UnsupportedFormatError)
 _LONGEST_WAIT_SECONDS = 60.0
-_MAX_DOUBLINGS = 20
 
 ENDED_KEPT = 1000
 """How many versions in the state END are remembered."""
@@ -300,7 +300,7 @@ class Quarantine:
         with self._lock:
             previous = self._failures.get(key)
             postponed = previous.postponed if previous else 0
-            wait = min(self._retry_seconds * 2 ** min(postponed, _MAX_DOUBLINGS), _LONGEST_WAIT_SECONDS)
+            wait = doubling_pause(postponed, first=self._retry_seconds, longest=_LONGEST_WAIT_SECONDS)
             failure = Failure(
                 reason=reason,
                 attempts=previous.attempts if previous else 0,

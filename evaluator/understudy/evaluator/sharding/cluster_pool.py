@@ -14,14 +14,43 @@ import pickle
 import queue
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from understudy.evaluator.evaluator_errors import ClusterError, ConfigurationError, EvaluatorError
 from understudy.evaluator.sharding.child_process import ChildProcess, checked
-from understudy.evaluator.sharding.cluster_messages import MODE_VARIABLE, ClusterRequest, Nodes
 from understudy.evaluator.sharding.pool import Event, Shard, WorkerGone, WorkerId
 from understudy.evaluator.sharding.work import Work
+
+MODE_VARIABLE: Final = "RAY_AUTH_MODE"
+"""The environment variable that has Ray ask for a token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterRequest:
+    """The first message to the process.
+
+    Attributes:
+        work: A pickled `understudy.evaluator.sharding.work.Work`, which needs TensorFlow to be read.
+        folder: The folder of the checkpoint.
+        address: The address of the cluster.
+        workers: The most nodes to use; None for all.
+    """
+
+    work: bytes
+    folder: Path
+    address: str
+    workers: int | None
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """How many workers there may be now."""
+
+    capacity: int
+
 
 _MODULE = "understudy.evaluator.sharding.cluster_process"
 _END_SECONDS = 10.0

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from understudy.evaluator.evaluator_errors import EvaluatorError
-from understudy.evaluator.sharding.cluster_messages import ClusterRequest, Nodes
+from understudy.evaluator.sharding.cluster_pool import ClusterRequest, Nodes
 from understudy.evaluator.sharding.pool import Event, WorkerGone, WorkerId
 from understudy.evaluator.sharding.ray_pool import RayPool
 

@@ -56,6 +56,7 @@ class ClusterScoring:
         store: Has the files of the checkpoints.
         observer: Told how many nodes there are, and each time that the cluster cannot be used.
         allow_unsafe_models: Whether the nodes may load models that name any class, function and operation.
+        examples_per_pass: The most examples of one call of the model in this process.
         threads: The number of threads within one operation; None for TensorFlow's choice.
     """
 
@@ -66,12 +67,14 @@ class ClusterScoring:
         store: CheckpointStore,
         observer: Observer,
         allow_unsafe_models: bool,
+        examples_per_pass: int,
         threads: int | None,
     ) -> None:
         self._cluster = cluster
         self._store = store
         self._observer = observer
         self._allow_unsafe_models = allow_unsafe_models
+        self._examples_per_pass = examples_per_pass
         self._threads = threads
 
     @contextmanager
@@ -100,6 +103,7 @@ class ClusterScoring:
                 data=replace(self._cluster.source(dataset.name), features=columns, digest=dataset.digest),
                 batch_size=batch_size,
                 columns=columns,
+                examples_per_pass=self._examples_per_pass,
                 threads=self._threads,
             )
             pool = ClusterPool(work, address=self._cluster.address, on_nodes=self._observer.cluster_changed)

@@ -21,7 +21,7 @@ from understudy.evaluator.sharding.pool import (
 )
 from understudy.evaluator.sharding.work import Work
 
-_MODULE = "understudy.evaluator.sharding.local_worker"
+_MODULE = "understudy.evaluator.sharding.worker"
 
 
 class LocalPool:

@@ -21,7 +21,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
-from understudy.evaluator.sharding.cluster_messages import MODE_VARIABLE
+from understudy.evaluator.sharding.cluster_pool import MODE_VARIABLE
 from understudy.evaluator.sharding.pool import (
     Event,
     Facts,

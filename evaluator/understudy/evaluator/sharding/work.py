@@ -69,6 +69,8 @@ class Work:
         data: The dataset.
         batch_size: The number of examples of each batch but the last.
         columns: The inputs of the model that come back with its outputs, because slices need them.
+        examples_per_pass: The most examples of one call of the model; larger batches run in pieces, as they do in a
+            server, because the last digits of the outputs may depend on it. None for whole batches.
         threads: The number of threads within one operation, on which the last digits of the outputs may depend; None
             for TensorFlow's choice.
     """
@@ -77,6 +79,7 @@ class Work:
     data: DataSource
     batch_size: int
     columns: frozenset[str] = frozenset()
+    examples_per_pass: int | None = None
     threads: int | None = None
 
 
@@ -96,7 +99,8 @@ def load_slot(work: Work) -> Slot:
         raise LoadError(f"{work.model.folder} holds another checkpoint than when the computation began; start it again")
     build_model = None if work.model.experiment is None else load_experiment(work.model.experiment).build_model
     loader = loader_for(checkpoint.kind, build_model, allow_unsafe_models=work.model.allow_unsafe_models)
-    return Slot(strategy, checkpoint.model_file, max_batch_size=work.batch_size, loader=loader)
+    examples = min(work.batch_size, work.examples_per_pass or work.batch_size)
+    return Slot(strategy, checkpoint.model_file, max_batch_size=examples, loader=loader)
 
 
 def open_data(source: DataSource) -> SeekableDataset:

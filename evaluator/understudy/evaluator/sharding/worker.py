@@ -1,9 +1,17 @@
-"""A worker: loads a model and opens a dataset once, then computes one shard after another."""
+"""A worker: loads a model and opens a dataset once, then computes one shard after another.
+
+Run as a program, it is the process of a worker of `understudy.evaluator.sharding.local_pool`, with a socket as standard
+input.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.evaluator.evaluator_errors import ConfigurationError, EvaluatorError, exhausted_resource
@@ -65,3 +73,27 @@ def is_permanent(error: Exception) -> bool:
     """Whether every worker would find this error; all others end the worker, and its shard is computed by another."""
     known = isinstance(error, EvaluatorError | ExperimentError | CheckpointError)
     return known and exhausted_resource(error) is None
+
+
+def serve(connection: Connection[Any, Any]) -> None:
+    """Receive the work, then shards, and send the facts, then ``(index, result)``, or an error.
+
+    Returns when the other side has closed the connection.
+    """
+    try:
+        worker = ShardWorker(connection.recv())
+        connection.send(worker.facts)
+        while True:
+            shard = connection.recv()
+            connection.send((shard.index, worker.compute(shard)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except Exception as error:
+        if not is_permanent(error):
+            raise
+        connection.send(error)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the owner ends its workers
+    serve(Connection(sys.stdin.fileno()))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE
 
 MIN_GAIN = 1.05
 """Less than this is not worth settings other than the usual ones."""
 
-MIN_GAIN_OF_TWO = 1.15
-"""How much more two batches at the same time must answer than the best of one at a time: they cost more CPU time."""
+MIN_GAIN_OF_TWO = 1.05
+"""How much more two batches at the same time must answer than one, in the geometric mean over the loads."""
 
-_PAIR = 2
-SIZES = (1, _PAIR, 8, 32, 64, 128, 256, 512, 1024)
+MIN_GAIN_OF_EACH_LOAD = 0.95
+"""The same with each load."""
+
+SIZES = (1, 2, 8, 32, 64, 128, 256, 512, 1024)
 """The examples of a call on each replica that are measured, as far as they are sensible."""
 
 LONGEST_CALL_SECONDS = 0.1
@@ -27,19 +30,21 @@ REQUEST_SECONDS = 150e-6
 BATCH_SECONDS = 100e-6
 """The time of a batch outside of the model, about: the handover between threads."""
 
-HALVES = (4, 16, 64)
-"""The examples of each of two calls at the same time that are measured, on each replica."""
+BRIEF_SECONDS = 1e-3
+"""Batches that take less do not run beside one another, and wait for no others."""
 
 _SMALLEST_LARGEST_BATCH = 32
 _NEAR = 1.03
 _ALONE = (1, 8, 32)
 """The examples of one request that finds the device idle."""
 _TOGETHER = (8, 32, 128)
-"""The examples of several requests that come at the same time: those of two calls of `HALVES`, or of one call."""
+"""The examples of several requests that come at the same time."""
 _EXAMPLES_OF_A_REQUEST = 8
 _LONGEST_GATHERING_SECONDS = 0.005
-_BRIEF_SECONDS = 1e-3
 _MOST_THREADS = 4096
+_MOST_CONCURRENT = 2
+_STUDENT = {5: 2.571}
+"""Student's t distribution at 0.975, by the degrees of freedom of the turns of a trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +70,13 @@ class Measurement:
     Attributes:
         threads: The threads.
         calls: The cost of one call at a time. It always has size 1.
-        pairs: The cost of each of two calls at the same time; empty if the model does not allow that.
+        gains_of_two: With each load, and in each turn, how many times as much two batches at the same time answered as
+            one; empty if the model does not allow that, or its batches are brief.
     """
 
     threads: Threads
     calls: Mapping[int, CallCost]
-    pairs: Mapping[int, CallCost] = field(default_factory=dict)
+    gains_of_two: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +105,15 @@ def check_bounds(found: FoundSettings) -> None:
         raise ValueError(f"batches of {found.max_batch_size}, expected 1 to {max(SIZES)}")
     if not 0.0 <= found.gathering_seconds <= _LONGEST_GATHERING_SECONDS:
         raise ValueError(f"a wait of {found.gathering_seconds} s, expected 0 to {_LONGEST_GATHERING_SECONDS}")
-    if not 1 <= found.concurrent_batches <= _PAIR:
-        raise ValueError(f"{found.concurrent_batches} batches at the same time, expected 1 to {_PAIR}")
+    if not 1 <= found.concurrent_batches <= _MOST_CONCURRENT:
+        raise ValueError(f"{found.concurrent_batches} batches at the same time, expected 1 to {_MOST_CONCURRENT}")
 
 
 def choose(measurements: Sequence[Measurement], *, cores: int) -> FoundSettings:
     """Return the settings under which the model costs least. The first measurement is of the default threads.
 
-    Other threads must be better by `MIN_GAIN`, and two batches at the same time by `MIN_GAIN_OF_TWO`.
+    Other threads must be better by `MIN_GAIN`. For two batches at the same time see `gain_of_two`: they count for the
+    requests that come together, half of what is judged.
 
     Args:
         measurements: What was measured; at least one.
@@ -116,41 +123,48 @@ def choose(measurements: Sequence[Measurement], *, cores: int) -> FoundSettings:
     best, together = max(measurements, key=lambda found: gain(found, usual, cores=cores)), 1
     if gain(best, usual, cores=cores) < MIN_GAIN:
         best = usual
-    least = MIN_GAIN_OF_TWO * gain(best, usual, cores=cores)
+    least = gain(best, usual, cores=cores)
     for found in measurements:
-        if found.pairs and (reached := gain(found, usual, cores=cores, together=_PAIR)) >= least:
-            best, together, least = found, _PAIR, reached
+        if (more := gain_of_two(found)) > 1.0 and (
+            reached := gain(found, usual, cores=cores) * math.sqrt(more)
+        ) > least:
+            best, together, least = found, _MOST_CONCURRENT, reached
     return FoundSettings(
         threads=best.threads,
-        max_batch_size=_largest_batch(best.calls),
-        gathering_seconds=_gathering_seconds(best.calls),
+        max_batch_size=largest_batch(best.calls),
+        gathering_seconds=gathering_seconds(best.calls),
         concurrent_batches=together,
     )
 
 
-def gain(found: Measurement, usual: Measurement, *, cores: int, together: int = 1) -> float:
-    """Return how many times as much is answered as with the usual threads and one batch at a time.
+def gain(found: Measurement, usual: Measurement, *, cores: int) -> float:
+    """Return how many times as much is answered as with the usual threads, with one batch at a time.
 
     It is a geometric mean over requests that come alone and requests that come together. Batches share the cores with
     the transport. So they take the longer of their elapsed time and of all CPU time, divided by the cores. More threads
     shorten the first and add to the second.
-
-    Args:
-        found: The measurement to judge.
-        usual: The measurement to compare with.
-        cores: How many cores there are.
-        together: How many batches run at the same time with ``found``.
     """
     logs = [
         math.log(_one_batch(usual, size, cores) / _one_batch(found, size, cores))
-        for size in _ALONE
+        for size in (*_ALONE, *_TOGETHER)
         if size in found.calls and size in usual.calls
     ]
-    for size in _TOGETHER:
-        if size in usual.calls and size in found.calls and (together == 1 or size // _PAIR in found.pairs):
-            seconds = _one_batch(found, size, cores) if together == 1 else _two_batches(found, size, cores)
-            logs.append(math.log(_one_batch(usual, size, cores) / seconds))
     return math.exp(sum(logs) / len(logs))
+
+
+def gain_of_two(found: Measurement) -> float:
+    """Return how many times as much two batches at the same time answer as one; 1 unless that is beyond doubt.
+
+    The mean over the loads must be at least `MIN_GAIN_OF_TWO`, with an interval of 95 % above 1, and that of each load
+    at least `MIN_GAIN_OF_EACH_LOAD`.
+    """
+    logs = [[math.log(ratio) for ratio in turns] for turns in found.gains_of_two]
+    if not logs or min(map(statistics.fmean, logs)) < math.log(MIN_GAIN_OF_EACH_LOAD):
+        return 1.0
+    turns = [statistics.fmean(turn) for turn in zip(*logs, strict=True)]
+    mean = statistics.fmean(turns)
+    error = _STUDENT[len(turns) - 1] * statistics.stdev(turns) / math.sqrt(len(turns))
+    return math.exp(mean) if mean >= math.log(MIN_GAIN_OF_TWO) and mean - error > 0.0 else 1.0
 
 
 def _one_batch(measured: Measurement, size: int, cores: int) -> float:
@@ -159,17 +173,11 @@ def _one_batch(measured: Measurement, size: int, cores: int) -> float:
     return max(call.wall_seconds + BATCH_SECONDS, (call.cpu_seconds + _transport(size)) / cores)
 
 
-def _two_batches(measured: Measurement, size: int, cores: int) -> float:
-    """Return how long two batches take that share this many examples and run at the same time."""
-    call = measured.pairs[size // _PAIR]
-    return max(call.wall_seconds + BATCH_SECONDS, (_PAIR * call.cpu_seconds + _transport(size)) / cores)
-
-
 def _transport(size: int) -> float:
     return REQUEST_SECONDS * math.ceil(size / _EXAMPLES_OF_A_REQUEST)
 
 
-def _largest_batch(calls: Mapping[int, CallCost]) -> int:
+def largest_batch(calls: Mapping[int, CallCost]) -> int:
     """Return the smallest size that costs about as little for each example as the best."""
     costs = {
         size: (call.wall_seconds + BATCH_SECONDS) / size
@@ -180,10 +188,10 @@ def _largest_batch(calls: Mapping[int, CallCost]) -> int:
     return min((size for size, cost in costs.items() if cost <= _NEAR * least), default=_SMALLEST_LARGEST_BATCH)
 
 
-def _gathering_seconds(calls: Mapping[int, CallCost]) -> float:
+def gathering_seconds(calls: Mapping[int, CallCost]) -> float:
     """Return half of what a call costs whatever its size: a batch may wait so long to save another batch."""
-    one, pair = calls[1], calls.get(_PAIR)
-    if pair is None or one.wall_seconds < _BRIEF_SECONDS:
+    one, pair = calls[1], calls.get(2)
+    if pair is None or one.wall_seconds < BRIEF_SECONDS:
         return 0.0
     fixed = 2 * one.wall_seconds - pair.wall_seconds
     return min(max(0.0, fixed / 2), _LONGEST_GATHERING_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -223,15 +223,15 @@ def _reasons(measured: Sequence[Measurement], *, seconds: float) -> str:
     calls = ", ".join(f"{size}: {1e6 * cost.wall_seconds:.0f}" for size, cost in usual.calls.items())
     gains = ", ".join(map(_shown, measured, itertools.repeat(usual)))
     return (
-        f"µs of a call by examples {{{calls}}}; answered with other threads, and with two batches at a time, in "
-        f"proportion {{{gains}}}; {seconds:.0f} s"
+        f"µs of a call by examples {{{calls}}}; answered with other threads, and with two batches at a time with each "
+        f"load, in proportion {{{gains}}}; {seconds:.0f} s"
     )
 
 
 def _shown(one: Measurement, usual: Measurement) -> str:
-    cores, threads = usable_cores(), one.threads
-    alone, pair = gain(one, usual, cores=cores), gain(one, usual, cores=cores, together=2) if one.pairs else math.nan
-    return f"{threads.intra_op or 'default'}/{threads.inter_op or 'default'}: {alone:.2f} and {pair:.2f}"
+    threads, alone = one.threads, gain(one, usual, cores=usable_cores())
+    loads = "/".join(f"{statistics.geometric_mean(turns):.2f}" for turns in one.gains_of_two) or "not measured"
+    return f"{threads.intra_op or 'default'}/{threads.inter_op or 'default'}: {alone:.2f} and {loads}"
 
 
 def _resident_bytes() -> int:

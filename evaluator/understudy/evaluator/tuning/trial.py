@@ -10,14 +10,12 @@ import json
 import os
 import resource
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +23,16 @@ from typing import IO, Any, cast
 
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import NotFrozenError, TrialError
-from understudy.evaluator.tuning.choice import HALVES, LONGEST_CALL_SECONDS, SIZES, CallCost, Measurement, Threads
+from understudy.evaluator.tuning.choice import (
+    BRIEF_SECONDS,
+    LONGEST_CALL_SECONDS,
+    SIZES,
+    CallCost,
+    Measurement,
+    Threads,
+    gathering_seconds,
+    largest_batch,
+)
 
 TRIAL_SECONDS = 120.0
 """How long a trial may take."""
@@ -54,7 +61,7 @@ class TrialRequest:
         devices: See `understudy.evaluator.model.devices.DeviceSettings`, and so ``logical_cpus``.
         frozen_memory_mib: The memory that constants for the weights may take.
         threads: The threads.
-        pairs: Whether to measure two calls at the same time.
+        pairs: Whether to measure two batches at the same time.
     """
 
     model_file: str
@@ -107,8 +114,9 @@ def run_trial(
         raise TrialError(f"the trial took more than {timeout_seconds:.0f} s")
     if not answer[0]:
         raise TrialError(f"the trial failed: {text.splitlines()[-1] if text else 'its process was killed'}")
-    calls, pairs = [{int(size): CallCost(**cost) for size, cost in costs.items()} for costs in json.loads(answer[0])]
-    return Measurement(threads=request.threads, calls=calls, pairs=pairs)
+    costs, gains_of_two = json.loads(answer[0])
+    calls = {int(size): CallCost(**cost) for size, cost in costs.items()}
+    return Measurement(threads=request.threads, calls=calls, gains_of_two=gains_of_two)
 
 
 def _ask(process: subprocess.Popen[bytes], request: TrialRequest) -> bytes:
@@ -131,8 +139,8 @@ def main() -> None:
     os.dup2(2, 1)  # a user's code may print
     threads = Threads(**request.pop("threads"))
     measured = measure(TrialRequest(**{**request, "devices": tuple(request["devices"]), "threads": threads}))
-    answer = [{size: asdict(cost) for size, cost in costs.items()} for costs in (measured.calls, measured.pairs)]
-    print(json.dumps(answer), file=answer_to, flush=True)
+    calls = {size: asdict(cost) for size, cost in measured.calls.items()}
+    print(json.dumps([calls, measured.gains_of_two]), file=answer_to, flush=True)
 
 
 def _end_with_input() -> None:
@@ -173,22 +181,33 @@ def measure(request: TrialRequest) -> Measurement:
         grown = max(0, _peak_bytes() - used)
         if calls[size].wall_seconds > LONGEST_CALL_SECONDS:
             break
-    pairs: dict[int, CallCost] = {}
-    if request.pairs and slot.may_overlap and usable_cores() > 1:
-        pairs = {size: _cost(slot, size * slot.replicas, callers=2) for size in HALVES if 2 * size in calls}
-    return Measurement(threads=request.threads, calls=calls, pairs=pairs)
+    wants_pairs = request.pairs and slot.may_overlap and usable_cores() > 1
+    gains = _gains_of_two(slot, calls) if wants_pairs else []
+    return Measurement(threads=request.threads, calls=calls, gains_of_two=gains)
 
 
-def _cost(slot: Any, examples: int, *, callers: int = 1) -> CallCost:
-    """Return the least time of a call on one of so many threads at the same time, and the mean CPU time."""
+def _gains_of_two(slot: Any, calls: Mapping[int, CallCost]) -> list[list[float]]:
+    """Return the gain of two batches at the same time in each turn with each load; see `Measurement`."""
+    from understudy.evaluator.batching.engine import EngineSettings
+    from understudy.evaluator.tuning.closed_loop import LOADS, measure_loads
+
+    largest = largest_batch(calls)
+    batch = calls.get(min(largest, max(load.callers * load.examples for load in LOADS)))
+    if batch is None or not BRIEF_SECONDS <= batch.wall_seconds <= LONGEST_CALL_SECONDS:
+        return []  # it is too brief to be shared out, or the turns would take too long
+    settings = EngineSettings(max_batch_size=largest * slot.replicas, gathering_seconds=gathering_seconds(calls))
+    inputs = {load.examples: slot.generated_inputs(load.examples) for load in LOADS}
+    answers = measure_loads(slot, inputs, settings, batch_seconds=batch.wall_seconds)
+    return [[turn.two_batches / turn.one_batch for turn in turns] for turns in answers]
+
+
+def _cost(slot: Any, examples: int) -> CallCost:
+    """Return the least time of a call, and the mean CPU time."""
     inputs = slot.generated_inputs(examples)
     slot.forward(inputs)
-    with ThreadPoolExecutor(callers) as executor:
-        cpu, ends = time.process_time(), time.monotonic() + _TIMED_SECONDS
-        timed = [executor.submit(_walls, lambda: slot.forward(inputs), ends) for _ in range(callers)]
-        walls = [wall for one in timed for wall in one.result()]
-        cpu_seconds = (time.process_time() - cpu) / len(walls)
-    return CallCost(wall_seconds=min(walls) if callers == 1 else statistics.median(walls), cpu_seconds=cpu_seconds)
+    cpu = time.process_time()
+    walls = _walls(lambda: slot.forward(inputs), time.monotonic() + _TIMED_SECONDS)
+    return CallCost(wall_seconds=min(walls), cpu_seconds=(time.process_time() - cpu) / len(walls))
 
 
 def _walls(call: Callable[[], object], ends: float) -> list[float]:

@@ -10,9 +10,8 @@ from typing import Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError
 from understudy.service.callers.directory import CallerDirectory
-from understudy.service.calls.caller import Caller, CallShare
-from understudy.service.calls.methods import Method
-from understudy.service.calls.metrics import RefusalCounter, RpcMethod
+from understudy.service.calls.caller import Caller, CallShare, RefusalCounter
+from understudy.service.calls.methods import Method, RpcMethod
 from understudy.service.calls.served_call import Call
 from understudy.service.calls.status import PermissionDeniedError, UnauthenticatedError
 

@@ -1,4 +1,4 @@
-"""Who calls: the caller's name, its groups, which say what it may call, and its limits."""
+"""Who calls: the caller's name, its groups, which say what it may call, its limits, and the count of refusals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import enum
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter
 
 
 class Group(enum.StrEnum):
@@ -107,3 +109,23 @@ class CallShare(ABC):
     @abstractmethod
     def leave(self) -> None:
         """Give back everything, as the call is over."""
+
+
+_REFUSALS = ("unauthenticated", "permission_denied", "limit")
+
+
+class RefusalCounter:
+    """Counts refused calls by reason.
+
+    Args:
+        registry: Where to register the metric.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = Counter(
+            "understudy_refused_calls_total",
+            "Calls refused for their caller: it is not known, lacks the group, or is beyond its limits (--callers).",
+            ["reason"],
+            registry=registry,
+        )
+        self.count = {reason: counter.labels(reason).inc for reason in _REFUSALS}

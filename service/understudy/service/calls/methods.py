@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from understudy.service.calls.caller import Access, Caller
-from understudy.service.calls.metrics import RpcMethod, methods_of
 from understudy.service.calls.parsing import parse
 from understudy.service.calls.status import UnsupportedError
 from understudy.service.calls.trace import CallTrace
+
+RpcType = Literal["unary", "client_stream", "server_stream", "bidi_stream"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RpcMethod:
+    """One method of one service."""
+
+    service: str
+    name: str
+    rpc_type: RpcType
+
+    @property
+    def path(self) -> str:
+        """The method's path in HTTP/2."""
+        return f"/{self.service}/{self.name}"
+
+    @property
+    def streams_requests(self) -> bool:
+        """Whether its callers send any number of messages."""
+        return self.rpc_type in {"client_stream", "bidi_stream"}
+
+    @property
+    def streams_responses(self) -> bool:
+        """Whether its callers get any number of messages."""
+        return self.rpc_type in {"server_stream", "bidi_stream"}
+
+
+def methods_of(*services: ServiceDescriptor) -> Iterator[RpcMethod]:
+    """Yield every method of services."""
+    types: dict[tuple[bool, bool], RpcType] = {
+        (False, False): "unary",
+        (True, False): "client_stream",
+        (False, True): "server_stream",
+        (True, True): "bidi_stream",
+    }
+    for service in services:
+        for method in service.methods:
+            rpc_type = types[method.client_streaming, method.server_streaming]
+            yield RpcMethod(service=service.full_name, name=method.name, rpc_type=rpc_type)
+
 
 _Request_co = TypeVar("_Request_co", covariant=True)
 _Response_contra = TypeVar("_Response_contra", contravariant=True)
@@ -52,6 +92,22 @@ class CallContext:
     def peer(self) -> str:
         """The address of the caller, as the transport writes it; empty outside of a server."""
         return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoalescingOptions:
+    """How long simultaneous requests wait for each other.
+
+    Attributes:
+        loop_turns: The most event-loop iterations to wait while the transport passes on simultaneous requests.
+        examples: Dispatch immediately at this many examples.
+    """
+
+    loop_turns: int
+    examples: int
+
+
+NO_COALESCING = CoalescingOptions(loop_turns=0, examples=0)
 
 
 Answer = Callable[[Any, CallContext], Awaitable[Any]]

@@ -7,7 +7,7 @@ parts a message has, not on its bytes: 4 MB of empty strings take a hundred time
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -79,7 +79,7 @@ def check_parts(descriptor: Descriptor, data: bytes, begin: int = 0) -> None:
         at, end, descriptor = waiting.pop()
         layout = _layout(descriptor)
         while at < end:
-            tag, at = _varint(data, at, end)
+            tag, at = varint(data, at, end)
             start, at = _span(tag & 7, data, at, end)
             kind = layout.get(tag)
             if kind is None or kind is _PACKED:
@@ -109,12 +109,34 @@ class Field(NamedTuple):
 def fields(data: bytes, at: int, end: int) -> Iterator[Field]:
     """Yield the fields of a serialized message; raise MalformedError where it is not one."""
     while at < end:
-        tag, at = _varint(data, at, end)
+        tag, at = varint(data, at, end)
         begin, at = _span(tag & 7, data, at, end)
         yield Field(tag >> 3, tag & 7, begin, at)
 
 
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def span_of(data: bytes, path: Sequence[int]) -> tuple[int, int] | None:
+    """Return the span of a field's contents, or None unless it and each enclosing message occur exactly once.
+
+    This proves that replacing the span with as many other bytes changes the value of that field and nothing else: no
+    other field overrides it, and it contains no structure.
+
+    Args:
+        data: A serialized message.
+        path: The field numbers of the nested messages, from the outermost; the last is that of a field of bytes.
+    """
+    begin, end = 0, len(data)
+    try:
+        for number in path:
+            (found,) = (field for field in fields(data, begin, end) if field.number == number)
+            if found.wire_type != LENGTH_DELIMITED:
+                return None
+            begin, end = found.begin, found.end
+    except (MalformedError, ValueError):
+        return None
+    return begin, end
+
+
+def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     """Return a varint and its end; raise MalformedError if it is too long, or cut short."""
     if at < end and data[at] < _CONTINUES:
         return data[at], at + 1
@@ -126,13 +148,22 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     raise MalformedError("a number of variable length does not end")
 
 
+def varint_bytes(value: int) -> bytes:
+    """Return a number of at least 0 as a varint; the inverse of `varint`."""
+    encoded = bytearray()
+    while value >= _CONTINUES:
+        encoded.append(value & 0x7F | _CONTINUES)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
 def _span(wire_type: int, data: bytes, at: int, end: int) -> tuple[int, int]:
     """Return where the contents of a field begin and end, after its tag."""
     if wire_type == LENGTH_DELIMITED:
-        length, start = _varint(data, at, end)
+        length, start = varint(data, at, end)
         at = start + length
     elif wire_type == _VARINT:
-        start, (_, at) = at, _varint(data, at, end)
+        start, (_, at) = at, varint(data, at, end)
     elif wire_type in _FIXED_BYTES:
         start, at = at, at + _FIXED_BYTES[wire_type]
     else:

@@ -24,8 +24,8 @@ from prometheus_client import CollectorRegistry
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.audit import audit_call
 from understudy.service.calls.caller import CallShare
-from understudy.service.calls.methods import CallContext, Method, Service
-from understudy.service.calls.metrics import MethodMetrics, RpcMethod, RpcMetrics
+from understudy.service.calls.methods import CallContext, Method, RpcMethod, Service
+from understudy.service.calls.metrics import MethodMetrics, RpcMetrics
 from understudy.service.calls.status import CALLER_GONE, Code, Failure, failure_of
 from understudy.service.calls.trace import TRACE_IDS, CallTrace
 

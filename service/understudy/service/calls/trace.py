@@ -7,6 +7,7 @@ the batch's thread calls before the outcomes are delivered.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -94,16 +95,42 @@ class TracedFuture(asyncio.Future[Prediction]):
         self.prediction = prediction
 
 
-def join_batch(batch: TracedBatch, futures: Sequence[object], queue_seconds: Sequence[float]) -> None:
-    """Tell the traced predictions of a batch about it, and the batch about them. Called on the batch's thread.
+def join_batch(
+    futures: Sequence[object],
+    *,
+    queue_seconds: Sequence[float],
+    fill_seconds: float,
+    compute_seconds: float,
+    examples: int,
+    step: int,
+) -> TracedBatch | None:
+    """Tell the traced predictions of a batch that has just been computed about it. Called on the batch's thread.
 
     Args:
-        batch: The batch.
         futures: The futures of all its predictions.
         queue_seconds: How long each of them waited.
+        fill_seconds: How long the batch was held open.
+        compute_seconds: How long it was computed.
+        examples: Its number of examples.
+        step: The version that computed it.
+
+    Returns:
+        The batch; None if none of its predictions is traced.
     """
+    if not any(isinstance(future, TracedFuture) for future in futures):
+        return None
+    ended = time.monotonic()
+    batch = TracedBatch(
+        began=ended - compute_seconds,
+        ended=ended,
+        fill_seconds=fill_seconds,
+        examples=examples,
+        requests=len(futures),
+        step=step,
+    )
     for future, waited in zip(futures, queue_seconds, strict=True):
         if isinstance(future, TracedFuture):
             future.prediction.queue_seconds = waited
             future.prediction.batch = batch
             batch.predictions.append(future.prediction)
+    return batch

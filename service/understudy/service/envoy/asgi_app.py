@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.call_limits import BodyBudget, BodyShare, DisconnectMonitor
+from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.served_call import ServedMethod, ServedMethods, accept_id
 from understudy.service.calls.status import CallEndedError, Code, Failure
 from understudy.service.envoy.asgi_call import AsgiCall, CallerGoneError, Receive, Reply, Scope, Send, refuse_media_type
-from understudy.service.envoy.grpc_wire import PREFIX_BYTES, Unframer, is_grpc, is_whole
+from understudy.service.envoy.grpc_wire import PREFIX_BYTES, Message, Unframer, is_grpc, is_whole
 from understudy.service.readiness import ReadinessState
 
 BODY_IDLE_SECONDS = 30.0
@@ -28,10 +29,16 @@ class Endpoint(ABC):
         monitor: Watches the running calls.
         max_message_bytes: The largest message to receive or send.
         bodies: Bounds the memory of unfinished bodies.
+        decompressor: Decompresses messages.
     """
 
     def __init__(
-        self, served: ServedMethod, monitor: DisconnectMonitor, max_message_bytes: int, bodies: BodyBudget
+        self,
+        served: ServedMethod,
+        monitor: DisconnectMonitor,
+        max_message_bytes: int,
+        bodies: BodyBudget,
+        decompressor: MessageDecompressor,
     ) -> None:
         self._served = served
         self._handle: Any = served.method.answer
@@ -40,6 +47,7 @@ class Endpoint(ABC):
         self._monitor = monitor
         self._max_bytes = max_message_bytes
         self._bodies = bodies
+        self._decompressor = decompressor
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Serve a call as an ASGI application."""
@@ -65,7 +73,7 @@ class Endpoint(ABC):
     async def _collected(self, call: AsgiCall, chunk: bytes | None) -> bytes:
         """Return the single message of a body; fail as soon as a second one begins."""
         unframer = Unframer(call.encoding, max_bytes=self._max_bytes)
-        found: bytes | None = None
+        found: Message | None = None
         size = 0
         with BodyShare(self._bodies, call.share) as share:
             while chunk is not None:
@@ -80,7 +88,7 @@ class Endpoint(ABC):
         unframer.check_end()
         if found is None:
             raise InvalidInputError(f"got no message; {self._path} takes one")
-        return found
+        return await self._plain(found)
 
     async def _each_request(self, call: AsgiCall) -> AsyncIterator[Any]:
         """Yield every message; read the next chunk only when it is needed."""
@@ -90,12 +98,15 @@ class Endpoint(ABC):
             while (chunk := await call.chunk_or_cancelled()) is not None:
                 share.hold(unframer.unread_bytes + len(chunk))
                 unframer.feed(chunk)
-                while (data := unframer.next()) is not None:
+                while (message := unframer.next()) is not None:
                     share.hold(unframer.unread_bytes)
                     if call.share is not None:
                         await call.share.wait_for_turn()
-                    yield decode(call, data)
+                    yield decode(call, await self._plain(message))
         unframer.check_end()
+
+    async def _plain(self, message: Message) -> bytes:
+        return await self._decompressor.decompress(message.data) if message.is_compressed else message.data
 
     async def _send_each(self, request: Any, call: AsgiCall) -> None:
         reply = call.reply
@@ -173,9 +184,9 @@ class GrpcAsgiApp:
     def __init__(
         self, methods: ServedMethods, monitor: DisconnectMonitor, max_message_bytes: int, *, max_body_bytes: int
     ) -> None:
-        bodies = BodyBudget(max_body_bytes)
+        bodies, decompressor = BodyBudget(max_body_bytes), MessageDecompressor(max_message_bytes)
         self._endpoints = {
-            path: _ENDPOINTS[served.method.rpc.rpc_type](served, monitor, max_message_bytes, bodies)
+            path: _ENDPOINTS[served.method.rpc.rpc_type](served, monitor, max_message_bytes, bodies, decompressor)
             for path, served in methods.items()
         }
         self._max_bytes = max_message_bytes

@@ -11,11 +11,11 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from understudy.service.calls.call_limits import DisconnectMonitor, WatchedCall
+from understudy.service.calls.compression import MessageTooLargeError
 from understudy.service.calls.status import CALLER_GONE, CallEndedError, Failure
 from understudy.service.envoy.grpc_wire import (
     RESPONSE_HEADERS,
     Headers,
-    MessageTooLargeError,
     failure_trailers,
     ok_trailers,
     prefix,

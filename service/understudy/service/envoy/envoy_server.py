@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from understudy.service.calls.call_limits import DisconnectMonitor
+from understudy.service.calls.methods import CoalescingOptions
 from understudy.service.calls.served_call import ServedMethods
 from understudy.service.envoy.asgi_app import GrpcAsgiApp
 from understudy.service.envoy.asgi_call import Receive, Scope, Send
 from understudy.service.envoy.launch import ENDING_SIGNALS, ReexecState, exec_envoy, write_secrets
 from understudy.service.front_end import Main
-from understudy.service.served_model import CoalescingOptions
 from understudy.service.service_errors import FrontEndError
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import ServerCertificates

@@ -5,35 +5,18 @@ from __future__ import annotations
 import base64
 import re
 import struct
-import zlib
-from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.calls.compression import MessageTooLargeError
 from understudy.service.calls.served_call import REQUEST_ID_HEADER
-from understudy.service.calls.status import DETAILS_KEY, CallEndedError, Code, Failure, UnsupportedError, status_details
-
-
-class MessageTooLargeError(CallEndedError):
-    """A message exceeds the size limit.
-
-    Args:
-        way: The direction; the text is grpc's own, which clients parse.
-        length: Its length in bytes.
-        max_bytes: The limit in bytes.
-    """
-
-    def __init__(self, way: Literal["Received", "Sent"], length: int, max_bytes: int) -> None:
-        message = f"{way} message larger than max ({length} vs. {max_bytes})"
-        super().__init__(Failure(code=Code.RESOURCE_EXHAUSTED, message=message))
-
+from understudy.service.calls.status import DETAILS_KEY, Failure, UnsupportedError, status_details
 
 _PREFIX: Final = struct.Struct(">BI")
 PREFIX_BYTES: Final = _PREFIX.size
 
-_ZLIB: Final = zlib.MAX_WBITS
-_GZIP: Final = zlib.MAX_WBITS | 16
-_WINDOW_BITS: Final = {b"gzip": _GZIP, b"deflate": _ZLIB}
+_COMPRESSED: Final = frozenset({b"gzip", b"deflate"})
 ENCODINGS: Final = b"identity, deflate, gzip"
 """The supported compressions, as in the header ``grpc-accept-encoding``."""
 
@@ -49,19 +32,26 @@ def is_whole(body: bytes, *, max_bytes: int) -> bool:
     return 0 <= size <= max_bytes and _PREFIX.unpack_from(body) == (0, size)
 
 
+class Message(NamedTuple):
+    """The bytes of a message as they came, and whether they are compressed."""
+
+    data: bytes
+    is_compressed: bool
+
+
 class Unframer:
     """Splits a body into messages.
 
     Args:
         encoding: The header ``grpc-encoding``, if present.
-        max_bytes: The largest message to accept, compressed or not.
+        max_bytes: The largest message to accept, as it comes.
 
     Raises:
         UnsupportedError: The encoding is unknown.
     """
 
     def __init__(self, encoding: bytes | None, *, max_bytes: int) -> None:
-        self._decompress = _decompressor(encoding, max_bytes)
+        self._may_be_compressed = _names_compression(encoding)
         self._max_bytes = max_bytes
         self._chunks: list[bytes] = []
         self._begin = 0
@@ -73,11 +63,11 @@ class Unframer:
             self._chunks.append(chunk)
             self._left += len(chunk)
 
-    def next(self) -> bytes | None:
+    def next(self) -> Message | None:
         """Return the next message, or None if it is incomplete.
 
         Raises:
-            InvalidInputError: It cannot be decompressed.
+            InvalidInputError: It is flagged as compressed without an encoding.
             MessageTooLargeError: It exceeds ``max_bytes``.
         """
         if self._left < PREFIX_BYTES:
@@ -89,8 +79,11 @@ class Unframer:
             raise MessageTooLargeError("Received", length, self._max_bytes)
         if self._left < PREFIX_BYTES + length:
             return None
-        message = self._take(length)
-        return self._decompress(message) if flag else message
+        if flag and not self._may_be_compressed:
+            raise InvalidInputError(
+                f"a message of {length} bytes is flagged as compressed, but grpc-encoding names nothing"
+            )
+        return Message(self._take(length), is_compressed=bool(flag))
 
     @property
     def unread_bytes(self) -> int:
@@ -125,34 +118,14 @@ class Unframer:
         self._chunks, self._begin = [b"".join((memoryview(first)[self._begin :], *rest))], 0
 
 
-def _decompressor(encoding: bytes | None, max_bytes: int) -> Callable[[bytes], bytes]:
+def _names_compression(encoding: bytes | None) -> bool:
     if encoding is None or encoding == b"identity":
-        return _refuse
-    window_bits = _WINDOW_BITS.get(encoding)
-    if window_bits is None:
+        return False
+    if encoding not in _COMPRESSED:
         raise UnsupportedError(
             f"grpc-encoding is {encoding.decode('latin-1')!r}; this server knows {ENCODINGS.decode()}"
         )
-
-    def decompress(message: bytes) -> bytes:
-        inflating = zlib.decompressobj(window_bits)
-        try:
-            data = inflating.decompress(message, max_bytes + 1)
-        except zlib.error as error:
-            raise InvalidInputError(f"a message is not compressed as grpc-encoding says: {error}") from error
-        if len(data) > max_bytes:
-            raise MessageTooLargeError("Received", len(data), max_bytes)
-        if not inflating.eof:
-            raise InvalidInputError("a message is not compressed as grpc-encoding says: it ends too early")
-        return data
-
-    return decompress
-
-
-def _refuse(message: bytes) -> bytes:
-    raise InvalidInputError(
-        f"a message of {len(message)} bytes is flagged as compressed, but grpc-encoding names nothing"
-    )
+    return True
 
 
 Headers = list[tuple[bytes, bytes]]

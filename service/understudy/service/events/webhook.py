@@ -1,4 +1,7 @@
-"""Posts events as CloudEvents, signed after the specification Standard Webhooks (https://www.standardwebhooks.com)."""
+"""The destinations that the settings name: posts to webhooks, and exporters.
+
+Posts are CloudEvents, signed after the specification Standard Webhooks (https://www.standardwebhooks.com).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,29 @@ import asyncio
 import json
 import logging
 import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
 from standardwebhooks import Webhook as Signer
 
-from understudy.service.events.exporter import DeliveryError, Event
-from understudy.service.events.webhook_settings import Secrets
+from understudy.evaluator.records.events import EventType
+from understudy.evaluator.records.outbox import Subscription
+from understudy.service.events.exporter import (
+    DeliveryError,
+    Event,
+    Exporter,
+    ExporterContext,
+    MakeExporter,
+    load_exporter,
+)
+from understudy.service.events.webhook_settings import Secrets, destination_name, secrets_from
 from understudy.service.service_errors import SettingsError
+from understudy.service.settings import ServeSettings
 
 TIMEOUT_SECONDS: Final = 10.0
 """How long one attempt may take in all."""
@@ -106,3 +122,50 @@ class Webhook:
             client.stream("POST", self._url, content=body, headers=headers) as response,
         ):
             return response.status_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destinations:
+    """Who receives events.
+
+    Attributes:
+        subscriptions: The destinations, and which events each receives.
+        exporters: Creates the exporter of each destination.
+    """
+
+    subscriptions: tuple[Subscription, ...]
+    exporters: Mapping[str, MakeExporter]
+
+    def makers(self, context: ExporterContext) -> Mapping[str, Callable[[], Exporter]]:
+        """Return the functions that create each exporter."""
+        return {name: partial(make, context) for name, make in self.exporters.items()}
+
+
+def destinations_of(settings: ServeSettings) -> Destinations:
+    """Return the destinations of the settings, with their code imported. Blocks.
+
+    Raises:
+        SettingsError: The secret of the webhooks is missing or cannot be used, or there is no such exporter.
+    """
+    exporters: dict[str, MakeExporter] = {}
+    subscriptions = []
+    if settings.webhook:
+        exporters |= _webhooks(settings)
+        types = frozenset(map(EventType, settings.webhook_events)) or frozenset(EventType)
+        subscriptions = [Subscription(destination=name, types=types) for name in exporters]
+    for name in settings.exporter:
+        exporters[name] = load_exporter(name)
+        subscriptions.append(Subscription(destination=name))
+    return Destinations(subscriptions=tuple(subscriptions), exporters=exporters)
+
+
+def _webhooks(settings: ServeSettings) -> dict[str, MakeExporter]:
+    from understudy.service.events.webhook import Webhook, source_of  # imports httpx
+
+    urls = {destination_name(url): url for url in settings.webhook}
+    secrets = secrets_from(settings.webhook_secret_file, list(urls))
+
+    def make(name: str, context: ExporterContext) -> Exporter:
+        return Webhook(urls[name], source=source_of(context.model_name), secrets=secrets[name])
+
+    return {name: partial(make, name) for name in urls}

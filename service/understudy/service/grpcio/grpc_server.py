@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import grpc
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.calls.metrics import RpcType
+from understudy.service.calls.compression import MessageDecompressor
+from understudy.service.calls.methods import CoalescingOptions, RpcType
 from understudy.service.calls.served_call import REQUEST_ID_HEADER, Call, ServedMethod, ServedMethods
 from understudy.service.calls.status import (
     CALLER_GONE,
@@ -35,7 +36,6 @@ from understudy.service.front_end import (
     reserve,
 )
 from understudy.service.listening_settings import ConnectionLimits
-from understudy.service.served_model import CoalescingOptions
 from understudy.service.service_errors import grpc_port_in_use
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import Certificates, ServerCertificates, certificate_names
@@ -81,6 +81,7 @@ class GrpcServer:
         options = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.per_message_decompression", 0),  # gRPC's core would decompress all messages that wait at once
             ("grpc.so_reuseport", 1),  # for the servers of this process; `reserve` keeps other processes out
             ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_SECONDS * 1000),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -88,6 +89,7 @@ class GrpcServer:
         )
         self._servers = [grpc.aio.server(options=options) for _ in range(SERVERS)]
         self._certificates = certificates
+        self._decompressor = MessageDecompressor(max_message_bytes)
         self._method_handlers: MethodHandlers | None = None
 
     def bind(self, host: str, port: int) -> int:
@@ -116,7 +118,7 @@ class GrpcServer:
         if self._method_handlers is not None:
             self._method_handlers.replace(methods)
             return
-        self._method_handlers = MethodHandlers(methods)
+        self._method_handlers = MethodHandlers(methods, self._decompressor)
         for server in self._servers:
             server.add_generic_rpc_handlers((self._method_handlers,))
             await server.start()
@@ -187,20 +189,22 @@ else:
 _STATUSES: Final = {Code(status.value[0]): status for status in grpc.StatusCode}
 _EOF: Final = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
+_COMPRESSED: Final = frozenset({b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"})
+"""How messages begin that are compressed with gzip or deflate. gRPC's core keeps the flag to itself. No request begins
+like this: the first is no valid tag, and the others are the tag of a field 15, which none has."""
+
 
 class GrpcCall(Call):
     """A call of grpc.aio, which enforces the deadline and cancels the task when the caller disconnects.
 
     Args:
-        request: The request, or grpc's own iterator of requests.
         context: grpc's context of the call.
     """
 
-    __slots__ = ("_cancelled", "_metadata", "context", "request")
+    __slots__ = ("_cancelled", "_metadata", "context")
 
-    def __init__(self, request: Any, context: Context) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
-        self.request = request
         self._metadata = context.invocation_metadata() or ()  # grpc converts it each time
         self._cancelled = False
         super().__init__()
@@ -264,34 +268,50 @@ class Endpoint(ABC):
 
     Args:
         served: The method.
+        decompressor: Decompresses messages.
     """
 
-    def __init__(self, served: ServedMethod) -> None:
+    def __init__(self, served: ServedMethod, decompressor: MessageDecompressor) -> None:
         self._served = served
+        self._decompress = decompressor.decompress
         self._handle: Any = served.method.answer
         self._encode = served.encode
 
-    async def call(self, request: Any, context: Context) -> bytes | None:
+    async def call(self, _requests: Any, context: Context) -> bytes | None:
         """Serve a call; grpc calls this function.
 
         Args:
-            request: The request, or grpc's own iterator of requests.
+            _requests: grpc's own iterator of requests, which is not used.
             context: The call.
 
         Returns:
             The response, or None if responses have been written.
         """
-        return await self._served.serve(GrpcCall(request, context), self._answer)
+        return await self._served.serve(GrpcCall(context), self._answer)
 
     @abstractmethod
     async def _answer(self, call: GrpcCall) -> bytes | None:
         """Call the handler; return its response, or write its responses."""
+
+    async def _one_request(self, call: GrpcCall) -> Any:
+        """Read the single message of a call.
+
+        For grpc it is a stream: so a refused request is never read, and a call without a message is answered.
+        """
+        data = await call.context.read()
+        if data is _EOF:
+            raise InvalidInputError(f"got no message; {self._served.method.rpc.path} takes one")
+        if data[:2] in _COMPRESSED:
+            data = await self._decompress(data)
+        return self._served.decode(call, data)
 
     async def _each_request(self, call: GrpcCall) -> AsyncIterator[Any]:
         read, decode = call.context.read, self._served.decode
         while (data := await read()) is not _EOF:
             if call.share is not None:
                 await call.share.wait_for_turn()
+            if data[:2] in _COMPRESSED:
+                data = await self._decompress(data)
             yield decode(call, cast("bytes", data))
 
     async def _send_each(self, requests: Any, call: GrpcCall) -> None:
@@ -303,13 +323,10 @@ class Endpoint(ABC):
 
 
 class UnaryEndpoint(Endpoint):
-    """One request, one response. For grpc it takes a stream: then a refused request is never read."""
+    """One request, one response."""
 
     async def _answer(self, call: GrpcCall) -> bytes:
-        request = await call.context.read()
-        if request is _EOF:
-            raise InvalidInputError(f"got no message; {self._served.method.rpc.path} takes one")
-        response = await self._handle(self._served.decode(call, request), call)
+        response = await self._handle(await self._one_request(call), call)
         data = self._encode(response)
         self._served.sent(call)
         return data
@@ -329,7 +346,7 @@ class ServerStreamEndpoint(Endpoint):
     """One request, any number of responses."""
 
     async def _answer(self, call: GrpcCall) -> None:
-        await self._send_each(self._served.decode(call, call.request), call)
+        await self._send_each(await self._one_request(call), call)
 
 
 class BidiStreamEndpoint(Endpoint):
@@ -342,7 +359,7 @@ class BidiStreamEndpoint(Endpoint):
 _KINDS: Final[Mapping[RpcType, tuple[type[Endpoint], Any]]] = {
     "unary": (UnaryEndpoint, grpc.stream_unary_rpc_method_handler),
     "client_stream": (ClientStreamEndpoint, grpc.stream_unary_rpc_method_handler),
-    "server_stream": (ServerStreamEndpoint, grpc.unary_stream_rpc_method_handler),
+    "server_stream": (ServerStreamEndpoint, grpc.stream_stream_rpc_method_handler),
     "bidi_stream": (BidiStreamEndpoint, grpc.stream_stream_rpc_method_handler),
 }
 """For each kind of method its endpoint, and grpc's function for it."""
@@ -353,21 +370,23 @@ class MethodHandlers(GenericHandler):
 
     Args:
         methods: The methods to serve.
+        decompressor: Decompresses messages.
     """
 
-    def __init__(self, methods: ServedMethods) -> None:
+    def __init__(self, methods: ServedMethods, decompressor: MessageDecompressor) -> None:
+        self._decompressor = decompressor
         self.replace(methods)
 
     def replace(self, methods: ServedMethods) -> None:
         """Look up other methods from now on."""
-        self._handlers = {path: _handler(served) for path, served in methods.items()}
+        self._handlers = {path: _handler(served, self._decompressor) for path, served in methods.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
         """See `grpc.GenericRpcHandler`."""
         return self._handlers.get(handler_call_details.method)
 
 
-def _handler(served: ServedMethod) -> MethodHandler:
+def _handler(served: ServedMethod, decompressor: MessageDecompressor) -> MethodHandler:
     endpoint, make = _KINDS[served.method.rpc.rpc_type]
-    handler: MethodHandler = make(endpoint(served).call)
+    handler: MethodHandler = make(endpoint(served, decompressor).call)
     return handler

@@ -146,6 +146,10 @@ class InferMessage:
 
     def inference(self) -> Inference:
         """See `InferRequest`."""
+        return self.without_inputs()._replace(inputs=_inputs_of(self.message))
+
+    def without_inputs(self) -> Inference:
+        """Return the request without inputs; raise InvalidInputError or UnsupportedError as `inference` does."""
         message = self.message
         for output in message.outputs:
             check_tensor_parameters(output.name, parameters_of(output.parameters))
@@ -154,7 +158,7 @@ class InferMessage:
             model_version=message.model_version,
             id=message.id,
             parameters=check_parameters(parameters_of(message.parameters)),
-            inputs=_inputs_of(message),
+            inputs={},
             outputs=_output_names(message),
         )
 

@@ -200,7 +200,24 @@ def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str
             f"{name}: shape {list(shape)} needs {expected} BYTES elements, but got at most "
             f"{len(content) // _LENGTH.size}"
         )
-    return from_elements(strings(_split(content, expected, name)), shape, noun="BYTES elements", name=name)
+    elements = split_elements(content, 0, expected)
+    if elements is None:
+        elements = _split(content, expected, name)
+    return from_elements(strings(elements), shape, noun="BYTES elements", name=name)
+
+
+def split_elements(data: bytes, at: int, count: int) -> list[bytes] | None:
+    """Return so many BYTES elements, or None unless they reach from a position to the end of the data."""
+    elements: list[bytes] = []
+    append, length_at, size = elements.append, _LENGTH.unpack_from, _LENGTH.size
+    try:
+        for _ in range(count):
+            start = at + size
+            at = start + length_at(data, at)[0]
+            append(data[start:at])
+    except struct.error:
+        return None
+    return elements if at == len(data) else None
 
 
 def encode_raw(array: Array) -> bytes:

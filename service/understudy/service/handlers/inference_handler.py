@@ -12,12 +12,12 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import ArrayForm, ModelDescription, Prediction, TensorSpec, VersionState, VersionStatus
 from understudy.oip import inference_pb2, model_config_pb2
 from understudy.service.calls.methods import CallContext
-from understudy.service.evaluator_metrics import InferenceStatistics, StepStatistics, Times
+from understudy.service.calls.metrics import InferenceStatistics, StepStatistics, Times
 from understudy.service.handlers.infer_codec import InferFailure, InferRequest, InferResponse, ResponseSpec
 from understudy.service.handlers.inference import DATATYPES, MAX_ELEMENTS_AT_ONCE, Inference, config_type, elements_in
-from understudy.service.handlers.prediction_handler import StreamProtocol, predict_in_order
+from understudy.service.handlers.prediction_handler import Predictor, StreamProtocol, predict_in_order
 from understudy.service.readiness import Readiness, ReadinessState
-from understudy.service.served_model import Predictor, ServedModel, version_of, wanted_outputs
+from understudy.service.served_model import ServedModel, version_of, wanted_outputs
 
 SERVER_NAME = "understudy"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")

@@ -13,11 +13,11 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import ServingChange
 from understudy.service.calls.methods import CallContext
-from understudy.service.calls.metrics import exposition
 from understudy.service.calls.status import PermissionDeniedError, UnknownServiceError
 from understudy.service.handlers import messages
 from understudy.service.readiness import DRAIN_NOTICE_SECONDS, Readiness, ReadinessState
@@ -189,6 +189,20 @@ class HealthHandler:
             return int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
         ready = state is ReadinessState.READY
         return int(health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
+    """Return the exposition of every metric. Thread-safe.
+
+    Args:
+        registry: The registry of the metrics.
+        accept: An HTTP Accept header; Prometheus' text format if it is empty, OpenMetrics if it accepts that.
+
+    Returns:
+        The exposition and its content type.
+    """
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
 class MetricsHandler:

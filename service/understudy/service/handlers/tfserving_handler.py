@@ -23,7 +23,8 @@ from understudy.evaluator.types import Array, ArrayForm, TensorSpec, Version, Ve
 from understudy.service.calls.methods import CallContext
 from understudy.service.calls.status import Code
 from understudy.service.handlers.inference import MAX_ELEMENTS_AT_ONCE, elements_in
-from understudy.service.served_model import Predictor, ServedModel, label_of, wanted_outputs
+from understudy.service.handlers.prediction_handler import Predictor
+from understudy.service.served_model import ServedModel, label_of, wanted_outputs
 from understudy.wire import WireError, check_shape, fixed_size_dtype, from_content, from_elements, numbers, strings
 
 SIGNATURE_NAME = "serving_default"

@@ -41,15 +41,15 @@ from understudy.service.page.forms import (
     MAX_FORM_BYTES,
     TOKEN,
     FormTokens,
+    asked,
     check_same_origin,
     fields_of,
     is_direct,
+    number,
 )
 from understudy.service.page.operations import Operations
-from understudy.service.page.page_call import ActCall, Endpoint, PageCall, page_method
+from understudy.service.page.page_call import ActCall, Endpoint, Outcome, PageCall, Progress, Work, Working, page_method
 from understudy.service.page.rendering import Renderer, root_of, streamed, with_headers
-from understudy.service.page.requests import asked, number
-from understudy.service.page.working import Outcome, Progress, Work, Working
 from understudy.service.rest.rest_call import HTTP_OK
 from understudy.v1 import evaluation_pb2, model_pb2, tensor_pb2
 

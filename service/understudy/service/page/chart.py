@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from understudy.service.page.history import Mark, Point, Series
+from understudy.service.page.history import Mark, MarkKind, Point, Series
 
-WIDTH: Final = 640
-HEIGHT: Final = 260
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 40
+WIDTH: Final = 560
+HEIGHT: Final = 240
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 40
 
 _TICKS: Final = 5
 _MARGIN: Final = 0.05
@@ -28,17 +28,17 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnMark:
-    """A mark at the foot of the chart.
+    """A mark at the top of the chart if the step served, else at its foot.
 
     Attributes:
-        x: Its place in the picture.
+        path: Its outline, as SVG has it.
         step: The step.
-        kind: ``refused``, ``undecided`` or ``failed``.
+        kind: What became of the step.
     """
 
-    x: float
+    path: str
     step: int
-    kind: str
+    kind: MarkKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,9 @@ class Chart:
         line: The points of its line, as SVG has them.
         dots: The places of the points if they are few enough to be told apart, else none.
         bands: The polygons of the intervals, one for each run of points that have some.
-        marks: The marks at its foot.
+        marks: The marks at its top and foot.
+        first_step: The step at its left edge.
+        last_step: The step at its right edge.
         serving_x: The place of the serving step; None if it is not within the chart.
         x_ticks: The labels of the steps.
         y_ticks: The labels of the values.
@@ -61,6 +63,8 @@ class Chart:
     dots: Sequence[tuple[float, float]]
     bands: Sequence[str]
     marks: Sequence[DrawnMark]
+    first_step: float
+    last_step: float
     serving_x: float | None
     x_ticks: Sequence[Tick]
     y_ticks: Sequence[Tick]
@@ -70,15 +74,32 @@ class Chart:
         """Whether any value has an interval."""
         return bool(self.bands)
 
+    @property
+    def kinds(self) -> list[MarkKind]:
+        """The kinds of its marks."""
+        present = {mark.kind for mark in self.marks}
+        return [kind for kind in MarkKind if kind in present]
+
 
 _TOLD_APART: Final = 60
+AT_TOP: Final = frozenset({MarkKind.SERVED, MarkKind.ROLLED_BACK})
+"""The kinds of marks at the top of a chart."""
+OUTLINES: Final[Mapping[MarkKind, str]] = {
+    MarkKind.SERVED: "v8",
+    MarkKind.ROLLED_BACK: "m-5 0h10l-5 9z",
+    MarkKind.REFUSED: "l-4 -8h8z",
+    MarkKind.UNDECIDED: "l-4 -4l4 -4l4 4z",
+    MarkKind.FAILED: "m-4 -8l8 8m0 -8l-8 8",
+}
+"""The outline of each kind of mark, so that colours are not all that tells them apart."""
 
 
 def draw(series: Series, marks: Iterable[Mark], serving_step: int | None) -> Chart:
     """Return the chart of a series, which has a point at least."""
     points = series.points
     own = [mark for mark in marks if mark.dataset in ("", series.dataset)]
-    steps = [points[0].step, points[-1].step, *(mark.step for mark in own)]
+    steps = [points[0].step, points[-1].step, *(mark.step for mark in own if mark.kind not in AT_TOP)]
+    own = [mark for mark in own if min(steps) <= mark.step <= max(steps)]
     across = _Axis(min(steps), max(steps), LEFT, WIDTH - RIGHT)
     low, high = _range_of(points)
     up = _Axis(low, high, HEIGHT - BOTTOM, TOP)
@@ -89,7 +110,9 @@ def draw(series: Series, marks: Iterable[Mark], serving_step: int | None) -> Cha
         line=_joined(places),
         dots=places if len(places) <= _TOLD_APART else [],
         bands=_bands(points, across, up),
-        marks=[DrawnMark(x=across.place(mark.step), step=mark.step, kind=mark.outcome.value) for mark in own],
+        marks=[DrawnMark(path=_outline(mark, across), step=mark.step, kind=mark.kind) for mark in own],
+        first_step=across.low,
+        last_step=across.high,
         serving_x=across.place(serving_step) if within and serving_step is not None else None,
         x_ticks=[Tick(place=across.place(tick), text=f"{tick:.0f}") for tick in across.ticks(whole=True)],
         y_ticks=[Tick(place=up.place(tick), text=f"{tick:.6g}") for tick in up.ticks()],
@@ -120,6 +143,10 @@ class _Axis:
         first = math.ceil(self.low / width)
         count = math.floor(self.high / width) - first + 1
         return [(first + index) * width for index in range(max(count, 0))]
+
+
+def _outline(mark: Mark, across: _Axis) -> str:
+    return f"M{across.place(mark.step)} {TOP if mark.kind in AT_TOP else HEIGHT - BOTTOM}{OUTLINES[mark.kind]}"
 
 
 def _range_of(points: Sequence[Point]) -> tuple[float, float]:

@@ -53,7 +53,8 @@ class Contents:
     def fingerprints(self) -> Mapping[str, object]:
         """Return a value for each part, by its name, which changes when the part does. Blocks."""
         traffic = int(monotonic() / TRAFFIC_SECONDS)
-        return {**self._views.fingerprints(), **self._operations.fingerprints(), "traffic": traffic}
+        numbers = {"traffic": traffic, "readiness": self._renderer.readiness()}
+        return {**self._views.fingerprints(), **self._operations.fingerprints(), **numbers}
 
     def overview(self, root: str, acts: frozenset[Act], *, before: int | None, first: int) -> Sequence[Part]:
         """Return the parts of the overview.
@@ -65,6 +66,7 @@ class Contents:
             first: The first chart.
         """
         return [
+            self._readiness(),
             self._part("state", self._state, root, acts),
             self._part("letters", self._letters, root, acts & {Act.RESEND, Act.DROP}),
             self._part("fleet", self._fleet, root),
@@ -74,8 +76,11 @@ class Contents:
         ]
 
     def life(self, root: str, acts: frozenset[Act], step: int) -> Sequence[Part]:
-        """Return the only part of the page of a checkpoint."""
-        return [self._part("life", self._life, root, acts, step)]
+        """Return the parts of the page of a checkpoint."""
+        return [self._readiness(), self._part("life", self._life, root, acts, step)]
+
+    def _readiness(self) -> Part:
+        return self._part("readiness", self._renderer.readiness, "")
 
     def _part(self, name: str, read: Any, root: str, *values: object) -> Part:
         return Part(name=name, key=(name, root, *values), render=partial(self._render, name, read, root, *values))

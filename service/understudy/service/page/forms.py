@@ -1,4 +1,4 @@
-"""Forms that act: where they must come from, and tokens that say who asked for them and what they were shown."""
+"""What requests for the page ask for, and forms that act: where they must come from, and who asked for them."""
 
 from __future__ import annotations
 
@@ -107,3 +107,23 @@ def is_direct(host: str | None) -> bool:
     except ValueError:
         return False
     return True
+
+
+_LARGEST: Final = 2**63 - 1
+
+
+def asked(call: PageCall, name: str) -> int | None:
+    """Return a parameter of the query that is a number; None if it is missing.
+
+    Raises:
+        InvalidInputError: It is no number from 0 up.
+    """
+    value = call.request.query_params.get(name)
+    return None if value is None else number(f"the parameter {name}", value)
+
+
+def number(what: str, text: str) -> int:
+    """Return the number from 0 up in a text; raise InvalidInputError if it is none."""
+    if not (text.isascii() and text.isdigit() and len(text) < len(str(_LARGEST))):
+        raise InvalidInputError(f"{what} is {text!r}; give a number from 0 up")
+    return int(text)

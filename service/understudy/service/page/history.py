@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -29,8 +31,6 @@ MAX_MARKS: Final = 200
 """How many marks are held: the newest."""
 
 _PAGE: Final = 500
-_MARKED: Final = frozenset({EvaluationOutcome.REFUSED, EvaluationOutcome.UNDECIDED, EvaluationOutcome.FAILED})
-_CLEARED: Final = frozenset({EvaluationOutcome.SCORED, EvaluationOutcome.ACCEPTED})
 _step_of = attrgetter("step")
 
 
@@ -61,13 +61,43 @@ class Series:
     not_finite: int
 
 
+class MarkKind(enum.StrEnum):
+    """What became of a checkpoint."""
+
+    SERVED = "served"
+    ROLLED_BACK = "rolled back"
+    REFUSED = "refused"
+    UNDECIDED = "undecided"
+    FAILED = "failed"
+
+
+_KIND_OF_OUTCOME: Final[Mapping[EvaluationOutcome, MarkKind]] = {
+    EvaluationOutcome.REFUSED: MarkKind.REFUSED,
+    EvaluationOutcome.UNDECIDED: MarkKind.UNDECIDED,
+    EvaluationOutcome.FAILED: MarkKind.FAILED,
+    EvaluationOutcome.ROLLOUT_ROLLED_BACK: MarkKind.ROLLED_BACK,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A checkpoint that the gate did not accept, or that failed. ``dataset`` is empty if it is about all datasets."""
+    """What became of a checkpoint. ``dataset`` is empty if it is about all datasets."""
 
     step: int
     dataset: str
-    outcome: EvaluationOutcome
+    kind: MarkKind
+
+
+def serving_marks(served: Sequence[int]) -> list[Mark]:
+    """Return a mark for each step that served: rolled back if an older one followed it the last time.
+
+    Args:
+        served: The steps in the order in which they came to serve.
+    """
+    kinds = dict.fromkeys(served[-1:], MarkKind.SERVED)
+    for step, following in reversed(list(pairwise(served))):
+        kinds.setdefault(step, MarkKind.ROLLED_BACK if following < step else MarkKind.SERVED)
+    return [Mark(step=step, dataset=WHOLE_CHECKPOINT, kind=kind) for step, kind in kinds.items()]
 
 
 class History:
@@ -89,7 +119,7 @@ class History:
         self._series: dict[tuple[str, str], _HeldSeries] = {}
         self._contents: dict[str, str] = {}
         self._left_out: set[tuple[str, str]] = set()
-        self._marks: OrderedDict[tuple[int, str], EvaluationOutcome] = OrderedDict()
+        self._marks: OrderedDict[tuple[int, str], MarkKind] = OrderedDict()
 
     def add(self, entry: EvaluationRecord) -> None:
         """Take an entry that was read for another purpose. Entries come in their order, before `catch_up`."""
@@ -129,7 +159,7 @@ class History:
     def marks(self) -> list[Mark]:
         """Return the newest marks, by ascending step."""
         with self._lock:
-            marks = [Mark(step=step, dataset=dataset, outcome=found) for (step, dataset), found in self._marks.items()]
+            marks = [Mark(step=step, dataset=dataset, kind=kind) for (step, dataset), kind in self._marks.items()]
         return sorted(marks, key=_step_of)
 
     @property
@@ -151,17 +181,21 @@ class History:
                 held.add(Point(record.step, value, record.intervals.get(metric)), record.configuration(metric))
 
     def _mark(self, record: EvaluationRecord) -> None:
-        key = (record.step, record.dataset)
-        if record.outcome in _MARKED:
-            self._marks[key] = record.outcome
+        key, whole = (record.step, record.dataset), (record.step, WHOLE_CHECKPOINT)
+        if record.outcome in _KIND_OF_OUTCOME:
+            self._marks[key] = _KIND_OF_OUTCOME[record.outcome]
             self._marks.move_to_end(key)
             if len(self._marks) > MAX_MARKS:
                 self._marks.popitem(last=False)
-        elif record.outcome in _CLEARED:
-            was = self._marks.get(key)
-            if record.outcome is EvaluationOutcome.ACCEPTED or was is EvaluationOutcome.FAILED:
-                self._marks.pop(key, None)
-            self._marks.pop((record.step, WHOLE_CHECKPOINT), None)
+        elif record.outcome in (EvaluationOutcome.ACCEPTED, EvaluationOutcome.ROLLOUT_PROMOTED):
+            self._clear(key, *MarkKind)
+        if record.outcome in (EvaluationOutcome.ACCEPTED, EvaluationOutcome.SCORED):
+            self._clear(key, MarkKind.FAILED)
+            self._clear(whole, MarkKind.FAILED)
+
+    def _clear(self, key: tuple[int, str], *kinds: MarkKind) -> None:
+        if self._marks.get(key) in kinds:
+            del self._marks[key]
 
     def _held(self, key: tuple[str, str]) -> _HeldSeries | None:
         held = self._series.get(key)

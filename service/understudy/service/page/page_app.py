@@ -31,12 +31,13 @@ from understudy.service.page.acts_app import ActsApp
 from understudy.service.page.change_feed import ChangeFeed
 from understudy.service.page.comparing import recorded, recorded_tables
 from understudy.service.page.contents import Contents
+from understudy.service.page.event_coding import GzipStream, PlainStream
+from understudy.service.page.forms import asked, number
 from understudy.service.page.history import History
 from understudy.service.page.operations import Operations
 from understudy.service.page.page_call import Endpoint, PageCall, page_method
 from understudy.service.page.parts import Part, RenderedPart, SharedParts, state_of
 from understudy.service.page.rendering import UNBUFFERED, Renderer, root_of, with_headers
-from understudy.service.page.requests import asked, number
 from understudy.service.page.views import Views
 from understudy.service.readiness import Notifier, Readiness
 from understudy.service.served_model import ServedModel
@@ -160,7 +161,7 @@ class PageApp:
         """Return the page of one checkpoint."""
         rendered = await self._fresh(self._life(call))
         stream = f"/checkpoints/{_step(call)}/events?" + urlencode({SEEN: state_of(rendered)})
-        content = rendered[0].html
+        content = rendered[-1].html
         return HTMLResponse(
             self._renderer.page("checkpoint.html", call, step=_step(call), content=content, stream=stream)
         )
@@ -232,9 +233,12 @@ class PageApp:
                     for part in parts:  # a failure is an answer of its own
                         await self._parts.get(part)
                     seen = call.header("last-event-id") or call.request.query_params.get(SEEN, "")
-                    response = StreamingResponse(
-                        self._parts.events(parts, seen), media_type="text/event-stream", headers=UNBUFFERED
-                    )
+                    in_gzip = "gzip" in (call.header("accept-encoding") or "")
+                    events = self._parts.events(parts, seen, GzipStream() if in_gzip else PlainStream())
+                    response = StreamingResponse(events, media_type="text/event-stream", headers=UNBUFFERED)
+                    response.headers["vary"] = "Accept-Encoding"
+                    if in_gzip:
+                        response.headers["content-encoding"] = "gzip"
                     await with_headers(response, call)(scope, receive, send_on)
                 return response
 

@@ -12,14 +12,15 @@ from time import monotonic
 from typing import Final
 
 from understudy.service.page.change_feed import ChangeFeed
+from understudy.service.page.event_coding import Chunk, PlainStream, compressed, stored
 
 MAX_RENDERED: Final = 64
 """How many rendered parts are kept."""
 
-_BEGIN: Final = b"retry: 3000\n\n"
-_END: Final = b"retry: 100\n\n"
+_BEGIN: Final = stored(b"retry: 3000\n\n")
+_END: Final = stored(b"retry: 100\n\n")
 """Lets the browser return at once to a stream that ended by its age."""
-_KEEP_ALIVE: Final = b": open\n\n"
+_KEEP_ALIVE: Final = stored(b": open\n\n")
 _DIGEST_BYTES: Final = 8
 
 
@@ -50,7 +51,7 @@ class RenderedPart:
 
     html: str
     digest: str
-    event: bytes
+    event: Chunk
 
 
 class SharedParts:
@@ -88,7 +89,7 @@ class SharedParts:
         is_fresh = generation == self._feed.generation(part.name) and monotonic() - began < fresh_seconds
         return found if is_fresh else None
 
-    async def events(self, parts: Sequence[Part], seen: str) -> AsyncIterator[bytes]:
+    async def events(self, parts: Sequence[Part], seen: str, stream: PlainStream) -> AsyncIterator[bytes]:
         """Yield events with the parts of a page that differ from what it shows, until the feed ends.
 
         A page that reads slowly skips states: nothing is rendered for it before it has read what was sent.
@@ -96,22 +97,22 @@ class SharedParts:
         Args:
             parts: The parts of the page.
             seen: What the page shows, as `state_of` said or the id of the last event.
+            stream: Codes the events.
         """
         shown = seen.split(".")
         if len(shown) != len(parts):
             shown = [""] * len(parts)
-        yield _BEGIN
+        yield stream.begin() + stream.add(_BEGIN)
         async for may_have_changed in self._feed.changes():
             if not may_have_changed:
-                yield _KEEP_ALIVE
+                yield stream.add(_KEEP_ALIVE)
                 continue
             now = [await self.get(part) for part in parts]
             news = [part.event for part, digest in zip(now, shown, strict=True) if part.digest != digest]
             if news:
                 shown = [part.digest for part in now]
-                yield b"".join([*news, f"id: {state_of(now)}\n\n".encode()])
-        if not self._feed.is_draining:
-            yield _END
+                yield b"".join(map(stream.add, [*news, stored(f"id: {state_of(now)}\n\n".encode())]))
+        yield (b"" if self._feed.is_draining else stream.add(_END)) + stream.end()
 
 
 def state_of(parts: Sequence[RenderedPart]) -> str:
@@ -123,5 +124,6 @@ def _rendered(part: Part) -> RenderedPart:
     html = part.render()
     lines = html.encode().splitlines() or [b""]
     data = b"".join(b"data: " + line + b"\n" for line in lines)
+    event = b"event: " + part.name.encode() + b"\n" + data + b"\n"
     digest = blake2b(html.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-    return RenderedPart(html=html, digest=digest, event=b"event: " + part.name.encode() + b"\n" + data + b"\n")
+    return RenderedPart(html=html, digest=digest, event=compressed(event))

@@ -62,9 +62,13 @@ class Renderer:
         """Return a rendered part of a page."""
         return self._templates.get_template(name).render(values)
 
+    def readiness(self) -> dict[str, str]:
+        """Return the state of the service in a word and in a sentence."""
+        return {"state": self._readiness.state.name.lower(), "readiness": self._readiness.reason}
+
     def page(self, name: str, call: PageCall, **values: Any) -> str:
         """Return a rendered page, which is brief beside its parts."""
-        frame = {"root": root_of(call), "model": self._model_name, "readiness": self._readiness.reason}
+        frame = {"root": root_of(call), "model": self._model_name, **self.readiness()}
         return self._templates.get_template(name).render(frame | values)
 
     def halves(self, name: str, call: PageCall, **values: Any) -> tuple[str, str]:
@@ -126,7 +130,14 @@ def _templates(static: Mapping[str, bytes]) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": _shown, "utc": _utc, "iso": _iso, "mib": _mib, "duration": _duration}
+    environment.filters |= {
+        "number": _shown,
+        "brief": _brief,
+        "utc": _utc,
+        "iso": _iso,
+        "mib": _mib,
+        "duration": _duration,
+    }
     digests = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in static.items()}
     environment.globals |= {"digests": digests, "chart": chart}
     return environment
@@ -138,6 +149,17 @@ def _packaged(file: str) -> bytes:
 
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
+
+
+def _brief(value: float | None) -> str:
+    """Return a number for those who want to know about how large it is."""
+    if value is not None and _THOUSAND <= abs(value) < _BILLION:
+        return f"{value:,.0f}"
+    return "-" if value is None else f"{value:.4g}"
+
+
+_THOUSAND: Final = 1e3
+_BILLION: Final = 1e9
 
 
 def _duration(seconds: float | None) -> str:

@@ -21,7 +21,7 @@ from understudy.evaluator.types import (
     VersionStatus,
 )
 from understudy.service.page.chart import Chart, draw
-from understudy.service.page.history import History
+from understudy.service.page.history import MAX_MARKS, History, MarkKind, serving_marks
 
 CHECKPOINTS: Final = 100
 """How many checkpoints a page lists."""
@@ -31,6 +31,13 @@ LISTED: Final = 10
 """How many versions each list of what comes next names."""
 
 _DECISIONS: Final = frozenset({EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED, EvaluationOutcome.UNDECIDED})
+_ROLLOUT_ENDS: Final = frozenset(
+    {
+        EvaluationOutcome.ROLLOUT_PROMOTED,
+        EvaluationOutcome.ROLLOUT_ROLLED_BACK,
+        EvaluationOutcome.ROLLOUT_STOPPED,
+    }
+)
 _STATE_OF_VERSION: Final[Mapping[VersionState, str]] = {
     VersionState.LOADING: "loading",
     VersionState.AVAILABLE: "loaded",
@@ -73,10 +80,11 @@ class NextView:
 
     Attributes:
         loading: The versions that are being loaded.
-        waiting: The newest versions that wait to be loaded.
+        waiting: The newest versions after the serving one that wait to be loaded.
         more_waiting: How many more wait.
         to_score: How many checkpoints wait to be scored, or are being scored.
-        held_back: The newest decision of the gate against a step after the serving one; None if there is none.
+        held_back: The newest decision of the gate or end of a rollout against a step after the serving one; None if
+            there is none.
     """
 
     loading: Sequence[VersionStatus]
@@ -198,7 +206,8 @@ class Views:
         evaluator = self._evaluator
         sequence, serving = evaluator.last_sequence, evaluator.serving_step
         versions = (sequence, serving, evaluator.pinned_step, evaluator.checkpoints_waiting(), evaluator.status())
-        return {"state": versions, "curves": (sequence, serving), "checkpoints": versions, "life": versions}
+        curves = (sequence, serving, evaluator.served_steps(MAX_MARKS))
+        return {"state": versions, "curves": curves, "checkpoints": versions, "life": versions}
 
     def served(self) -> ServedView:
         """Return what is served and why."""
@@ -236,8 +245,12 @@ class Views:
 
     def next(self) -> NextView:
         """Return what comes next."""
-        statuses = self._evaluator.status()
-        waiting = [status for status in statuses if status.state is VersionState.START]
+        statuses, serving = self._evaluator.status(), self._evaluator.serving_step
+        waiting = [
+            status
+            for status in statuses
+            if status.state is VersionState.START and (serving is None or status.step > serving)
+        ]
         return NextView(
             loading=[status for status in statuses if status.state is VersionState.LOADING],
             waiting=waiting[:LISTED],
@@ -251,8 +264,8 @@ class Views:
         for mark in reversed(self._history.marks()):
             if serving is not None and mark.step <= serving:
                 return None
-            if mark.outcome is not EvaluationOutcome.FAILED:
-                return _decision(self._evaluator.ledger.of_step(mark.step))
+            if mark.kind is not MarkKind.FAILED:
+                return _newest(self._evaluator.ledger.of_step(mark.step), _DECISIONS | _ROLLOUT_ENDS)
         return None
 
     def curves(self, first: int) -> CurvesView:
@@ -261,7 +274,8 @@ class Views:
         key = None if monitor is None else (monitor.dataset, monitor.metric)
         series = [one for one in self._history.series() if one.points]
         series.sort(key=lambda one: (one.dataset, one.metric) != key)
-        marks, serving = self._history.marks(), self._evaluator.serving_step
+        marks = [*serving_marks(self._evaluator.served_steps(MAX_MARKS)), *self._history.marks()]
+        serving = self._evaluator.serving_step
         return CurvesView(
             charts=[draw(one, marks, serving) for one in series[first : first + CHARTS]],
             first=first,
@@ -355,6 +369,8 @@ def _state(status: VersionStatus | None, entries: Sequence[EvaluationRecord]) ->
     if status is not None and status.error:
         return ("waiting" if status.state is VersionState.START else "failed"), status.error
     loaded = None if status is None else _STATE_OF_VERSION.get(status.state)
+    if loaded == "waiting" and entries:  # as all are after a restart
+        loaded = None
     if loaded == "loading":
         return loaded, decided
     return _state_by_entries(entries, decision) or (loaded or ("scored" if entries else "unloaded"), decided)
@@ -362,6 +378,9 @@ def _state(status: VersionStatus | None, entries: Sequence[EvaluationRecord]) ->
 
 def _state_by_entries(entries: Sequence[EvaluationRecord], decision: EvaluationRecord | None) -> tuple[str, str] | None:
     """Return the state of a checkpoint that was held back, failed or was left out, else None."""
+    rollout = _newest(entries, _ROLLOUT_ENDS)
+    if rollout is not None and rollout.outcome is EvaluationOutcome.ROLLOUT_ROLLED_BACK:
+        return MarkKind.ROLLED_BACK.value, rollout.reason
     if decision is not None and decision.outcome is not EvaluationOutcome.ACCEPTED:
         return decision.outcome.value, decision.reason
     if entries and entries[-1].outcome in (EvaluationOutcome.FAILED, EvaluationOutcome.SKIPPED):
@@ -371,4 +390,8 @@ def _state_by_entries(entries: Sequence[EvaluationRecord], decision: EvaluationR
 
 def _decision(entries: Sequence[EvaluationRecord]) -> EvaluationRecord | None:
     """Return the gate's newest decision."""
-    return next((entry for entry in reversed(entries) if entry.outcome in _DECISIONS), None)
+    return _newest(entries, _DECISIONS)
+
+
+def _newest(entries: Sequence[EvaluationRecord], outcomes: frozenset[EvaluationOutcome]) -> EvaluationRecord | None:
+    return next((entry for entry in reversed(entries) if entry.outcome in outcomes), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from starlette.responses import JSONResponse
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.call_limits import BodyBudget, BodyShare, DisconnectMonitor, WatchedCall
+from understudy.service.calls.compression import decompressed
 from understudy.service.calls.served_call import ServedMethod
 from understudy.service.calls.status import CALLER_GONE, CallEndedError, Code, Failure, UnsupportedError
 
@@ -62,7 +62,6 @@ HTTP_STATUS: Final[Mapping[Code, int]] = {
 }
 """The table of ``google/rpc/code.proto``."""
 
-_ZLIB_OR_GZIP: Final = zlib.MAX_WBITS | 32
 _CODINGS: Final = frozenset({"gzip", "deflate"})
 _SECONDS: Final = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _MILLISECONDS: Final = re.compile(r"\d{1,12}")
@@ -217,8 +216,11 @@ class RestCall(WatchedCall):
         self._body_ended = True
         coding = self.request.headers.get("content-encoding", "identity").lower()
         if coding != "identity":
-            decompress = partial(_decompressed, body, coding, self._max_body_bytes)
+            if coding not in _CODINGS:
+                raise UnsupportedError(f"the content encoding {coding!r} is not supported; send gzip, deflate or none")
+            decompress = partial(decompressed, body, max_bytes=self._max_body_bytes)
             body = await asyncio.get_running_loop().run_in_executor(self._executor, decompress)
+            _check_size(len(body), self._max_body_bytes)
         self._served.received(self, len(body))
         return body
 
@@ -285,21 +287,6 @@ def _timeout_seconds(own: str | None, envoys: str | None) -> float | None:
     if envoys is not None and _MILLISECONDS.fullmatch(envoys):
         timeouts.append(int(envoys) / 1000)
     return min(timeouts, default=None)
-
-
-def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
-    """Return the decompressed body. May take a while."""
-    if coding not in _CODINGS:
-        raise UnsupportedError(f"the content encoding {coding!r} is not supported; send gzip, deflate or none")
-    decompressor = zlib.decompressobj(_ZLIB_OR_GZIP)
-    try:
-        content = decompressor.decompress(body, max_bytes + 1)
-    except zlib.error as error:
-        raise InvalidInputError(f"the body is not {coding} data: {error}") from None
-    _check_size(len(content), max_bytes)
-    if not decompressor.eof:
-        raise InvalidInputError(f"the body's {coding} data is cut short")
-    return content
 
 
 def _check_size(size: int, max_bytes: int) -> None:

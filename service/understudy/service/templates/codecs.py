@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -13,7 +13,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Arrays, Prediction, Version
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import Codec
-from understudy.service.calls.parsing import LENGTH_DELIMITED, MalformedError, fields
+from understudy.service.calls.parsing import span_of
 from understudy.service.calls.status import Failure, UnsupportedError
 from understudy.service.handlers.infer_codec import (
     InferCodec,
@@ -24,18 +24,16 @@ from understudy.service.handlers.infer_codec import (
     ResponseSpec,
 )
 from understudy.service.handlers.inference import Inference
-from understudy.service.handlers.prediction_handler import (
-    PredictCodec,
-    PredictMessage,
-    PredictRequest,
-    PredictStreamCodec,
-)
+from understudy.service.handlers.predict_codec import PredictCodec, PredictMessage, PredictRequest, PredictStreamCodec
 from understudy.service.services import Codecs, plain_codecs
+from understudy.service.templates.string_templates import StringTemplates
 from understudy.v1 import prediction_pb2, tensor_pb2
 from understudy.wire import WireError
 
 _Message = TypeVar("_Message")
 _Request = TypeVar("_Request")
+_Message_contra = TypeVar("_Message_contra", contravariant=True)
+_Request_co = TypeVar("_Request_co", covariant=True)
 
 _REMEMBERED: Final = 512
 LARGEST_BYTES: Final = 1 << 22
@@ -67,9 +65,19 @@ def template_codecs() -> Codecs:
     predict_stream = TemplateCodec(
         PredictStreamCodec().decode, predict_template, _STREAMED_CONTENT, _encode_streamed(plain.predict_stream)
     )
-    infer = TemplateCodec(InferCodec().decode, infer_template, _INFER_CONTENT, _encode_inferred(plain.infer))
-    infer_stream = TemplateCodec(
-        InferStreamCodec().decode, infer_stream_template, _INFER_CONTENT, plain.infer_stream.encode
+    infer = TemplateCodec[InferMessage, InferRequest](
+        InferCodec().decode,
+        infer_template,
+        _INFER_CONTENT,
+        _encode_inferred(plain.infer),
+        strings=StringTemplates(_templated_spec),
+    )
+    infer_stream = TemplateCodec[InferMessage, InferRequest](
+        InferStreamCodec().decode,
+        infer_stream_template,
+        _INFER_CONTENT,
+        plain.infer_stream.encode,
+        strings=StringTemplates(lambda request: request.spec),
     )
     return Codecs(predict=predict, predict_stream=predict_stream, infer=infer, infer_stream=infer_stream)
 
@@ -141,20 +149,24 @@ class TemplatedInfer(NamedTuple):
         return self.decoded
 
 
-def infer_template(request: InferMessage) -> RequestTemplate[TemplatedInfer] | None:
+def infer_template(request: InferMessage) -> RequestTemplate[InferRequest] | None:
     """Return the template of a request with one input in raw contents, whose responses share bytes; else None."""
+    return _infer_template(request, _templated_spec(request))
+
+
+def _templated_spec(request: InferMessage) -> TemplatedSpec:
     spec = TemplatedSpec(*request.spec)
     plain, encode = request.spec, InferCodec().encode
     spec.bytes_of = ResponseTemplateCache(lambda prediction: encode(InferResponse(plain, prediction))).bytes_of
-    return _infer_template(request, spec)
+    return spec
 
 
-def infer_stream_template(request: InferMessage) -> RequestTemplate[TemplatedInfer] | None:
+def infer_stream_template(request: InferMessage) -> RequestTemplate[InferRequest] | None:
     """Return the template of a request with one input in raw contents, else None."""
     return _infer_template(request, request.spec)
 
 
-def _infer_template(request: InferMessage, spec: ResponseSpec) -> RequestTemplate[TemplatedInfer] | None:
+def _infer_template(request: InferMessage, spec: ResponseSpec) -> RequestTemplate[InferRequest] | None:
     message = request.message
     if len(message.raw_input_contents) != 1 or message.id:  # ids are rarely equal
         return None
@@ -167,7 +179,7 @@ def _infer_template(request: InferMessage, spec: ResponseSpec) -> RequestTemplat
     model_name, inputs, version, identifier, parameters, outputs = inference
     ((name, array),) = inputs.items()
 
-    def with_array(array: Array) -> TemplatedInfer:
+    def with_array(array: Array) -> InferRequest:
         decoded = Inference(model_name, {name: array}, version, identifier, parameters, outputs)
         return TemplatedInfer(model_name, version, spec, decoded)
 
@@ -227,6 +239,16 @@ class _KnownBytes(Generic[_Request]):
     with_array: Callable[[Array], _Request]
 
 
+class ElementTemplates(Protocol[_Message_contra, _Request_co]):
+    """Matches requests whose elements are built one by one."""
+
+    def match(self, data: bytes, begin: int) -> _Request_co | None:
+        """Return the request in ``data[begin:]``, or None if it matches no template."""
+
+    def learn(self, data: bytes, request: _Message_contra) -> None:
+        """Possibly learn the template of a message."""
+
+
 class TemplateCodec(Generic[_Message, _Request]):
     """A codec that first matches requests whose bytes equal an earlier request's, except for the tensor's elements.
 
@@ -240,6 +262,7 @@ class TemplateCodec(Generic[_Message, _Request]):
         template_of: Returns the template of a message, or None if it has none.
         path: The field numbers that lead to the elements; see `span_of`.
         encode: Returns the bytes of a response.
+        strings: Matches requests with strings, whose messages differ in size.
 
     Attributes:
         encode: Returns the bytes of a response.
@@ -251,7 +274,10 @@ class TemplateCodec(Generic[_Message, _Request]):
         template_of: Callable[[_Message], RequestTemplate[_Request] | None],
         path: Sequence[int],
         encode: Callable[[Any], bytes],
+        *,
+        strings: ElementTemplates[_Message, _Request] | None = None,
     ) -> None:
+        self._strings = strings
         self._path = path
         self._parse = parse
         self._template_of = template_of
@@ -264,6 +290,8 @@ class TemplateCodec(Generic[_Message, _Request]):
         known = self._known.get(len(data) - begin)
         if known is not None and data.startswith(known.before, begin) and data.endswith(known.after):
             return known.with_array(np.ndarray(known.shape, known.dtype, data, begin + len(known.before)))
+        if self._strings is not None and (request := self._strings.match(data, begin)) is not None:
+            return request
         data = data[begin:]
         message = self._parse(data)
         self._learn(data, message)
@@ -279,6 +307,8 @@ class TemplateCodec(Generic[_Message, _Request]):
         self._unmatched[size] = times
         if times == 1 or times & (times - 1) or size > LARGEST_BYTES:
             return
+        if self._strings is not None:
+            self._strings.learn(data, message)
         template = self._template_of(message)
         known = None if template is None else self._learned_from(data, template)
         if known is not None:
@@ -308,28 +338,6 @@ class TemplateCodec(Generic[_Message, _Request]):
         return _KnownBytes(
             before=before, after=after, dtype=array.dtype, shape=array.shape, with_array=template.with_array
         )
-
-
-def span_of(data: bytes, path: Sequence[int]) -> tuple[int, int] | None:
-    """Return the span of a field's contents, or None unless it and each enclosing message occur exactly once.
-
-    This proves that replacing the span with as many other bytes changes the value of that field and nothing else: no
-    other field overrides it, and it contains no structure.
-
-    Args:
-        data: A serialized message.
-        path: The field numbers of the nested messages, from the outermost; the last is that of a field of bytes.
-    """
-    begin, end = 0, len(data)
-    try:
-        for number in path:
-            (found,) = (field for field in fields(data, begin, end) if field.number == number)
-            if found.wire_type != LENGTH_DELIMITED:
-                return None
-            begin, end = found.begin, found.end
-    except (MalformedError, ValueError):
-        return None
-    return begin, end
 
 
 class _Known(NamedTuple):

@@ -1,4 +1,4 @@
-"""A sample of the answered predictions of every protocol, passed to one thread."""
+"""A sample of the answered predictions of every protocol, passed to one thread, and its metrics."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
 import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from understudy.evaluator.datasets.request_records import LoggedRequest
+from understudy.evaluator.evaluation.drift_monitor import LiveDrift
 from understudy.evaluator.types import Array, Arrays, Prediction
 from understudy.service.calls.methods import CallContext
 from understudy.service.sample_gaps import SampleGaps
@@ -44,9 +48,9 @@ class SampleConsumer(Protocol):
 class TrafficSample:
     """Draws a sample of the predictions and passes them, once they are answered, to a consumer on a thread of its own.
 
-    It is an `understudy.service.served_model.PredictionSampler`. Every request is drawn with the same probability,
-    independently of the others. A request that finds the queue full is dropped and counted; a consumer that raises
-    loses that request only.
+    It is an `understudy.service.handlers.prediction_handler.PredictionSampler`. Every request is drawn with the same
+    probability, independently of the others. A request that finds the queue full is dropped and counted; a consumer
+    that raises loses that request only.
 
     `wants_next` and `follow` belong to the event loop's thread; `start` and `close` may be called on any other.
 
@@ -104,7 +108,7 @@ class TrafficSample:
             raise TimeoutError(f"the thread {self._thread.name} did not end within {JOIN_SECONDS:g} s")
 
     def wants_next(self) -> bool:
-        """See `understudy.service.served_model.PredictionSampler`."""
+        """See `understudy.service.handlers.prediction_handler.PredictionSampler`."""
         if self._gaps is not self._drawn:
             self._drawn = self._gaps
             self._others = self._drawn.draw()
@@ -112,7 +116,7 @@ class TrafficSample:
         return self._others < 0
 
     def follow(self, future: asyncio.Future[Prediction], inputs: Arrays, call: CallContext) -> None:
-        """See `understudy.service.served_model.PredictionSampler`."""
+        """See `understudy.service.handlers.prediction_handler.PredictionSampler`."""
         self._others = self._gaps.draw()
         caller = "" if call.caller is None else call.caller.name
         future.add_done_callback(partial(self._answered, inputs, call.method, caller))
@@ -176,3 +180,89 @@ def _held_bytes(array: Array) -> int:
     held = len(base) if isinstance(base, bytes) else int(getattr(base, "nbytes", 0))
     strings = sum(map(len, array.ravel().tolist())) if array.dtype.kind == "O" else 0
     return max(held, array.nbytes) + strings
+
+
+DROP_REASONS: Final = ("queue", "error", "disk", "too_large", "redaction")
+
+
+class RequestLogMetrics:
+    """Counts what becomes of the sampled requests. Thread-safe.
+
+    It is an `understudy.evaluator.records.request_log.RequestLogObserver`.
+
+    Args:
+        registry: Where to register the metrics.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._written = Counter(
+            "understudy_request_log_requests_total", "Sampled requests that were written.", registry=registry
+        )
+        self._dropped = Counter(
+            "understudy_request_log_dropped_total",
+            "Sampled requests that were not written: the queue was full, the disk was full or failed, a request was "
+            "larger than a file, or an input to redact was missing.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in DROP_REASONS:
+            self._dropped.labels(reason)
+        self._size = Gauge("understudy_request_log_bytes", "Size of the files of the request log.", registry=registry)
+
+    def written(self, requests: int) -> None:
+        """See `RequestLogObserver`."""
+        self._written.inc(requests)
+
+    def dropped(self, reason: str, requests: int = 1) -> None:
+        """See `RequestLogObserver`; ``queue`` and ``error`` are the sample's reasons."""
+        self._dropped.labels(reason).inc(requests)
+
+    def size_changed(self, size: int) -> None:
+        """See `RequestLogObserver`."""
+        self._size.set(size)
+
+
+class DriftMetrics(Collector):
+    """Shows the latest drift: two statistics for each feature, whose number is bounded. Thread-safe.
+
+    Args:
+        registry: Where to register the metrics.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._latest: LiveDrift | None = None
+        self._dropped = Counter(
+            "understudy_drift_dropped_total",
+            "Sampled requests that do not count for the drift, as the queue was full or they failed.",
+            registry=registry,
+        )
+        registry.register(self)
+
+    def computed(self, drift: LiveDrift) -> None:
+        """Show a result instead of the one before."""
+        self._latest = drift
+
+    def dropped(self, reason: str) -> None:
+        """Count a dropped request."""
+        del reason
+        self._dropped.inc()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the latest drift. A feature that the serving version lacks has no series."""
+        latest = self._latest
+        drift = GaugeMetricFamily(
+            "understudy_drift",
+            "Distance of live inputs, outputs and classes from the reference's: psi (Population Stability Index) or ks "
+            "(Kolmogorov-Smirnov).",
+            labels=["kind", "feature", "statistic"],
+        )
+        for each in () if latest is None else (*latest.inputs.features, *latest.scores.features):
+            drift.add_metric([each.kind, each.name, "psi"], each.psi)
+            if each.ks is not None:
+                drift.add_metric([each.kind, each.name, "ks"], each.ks)
+        yield drift
+        yield GaugeMetricFamily(
+            "understudy_drift_examples",
+            "Live examples that the drift is computed from.",
+            value=0 if latest is None else latest.examples,
+        )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from understudy.evaluator.model.traced_call import DirectCall
+from understudy.evaluator.model.forward import DirectCall
 
 ARRAYS = {
     "float64": np.array([[1.5], [-2.0]]),

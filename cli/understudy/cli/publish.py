@@ -1,0 +1,77 @@
+"""``understudy publish``."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.checkpoints.layout import RunDir
+from understudy.cli.command_errors import CommandError, reported
+
+
+@click.command("publish")
+@click.option(
+    "--run-dir",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="UNDERSTUDY_RUN_DIR",
+    metavar="RUN",
+    help="The local run folder, which the trainer may be writing to.",
+)
+@click.option("--to", "url", required=True, metavar="URL", help="The remote run folder, s3://BUCKET/PATH.")
+@click.option(
+    "--keep-checkpoints",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="How many of the newest checkpoints to keep there.",
+)
+def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
+    """Copy a run's checkpoints to a bucket as they are committed, and how the training is going.
+
+    \b
+    understudy publish --run-dir RUN --to s3://bucket/run
+    understudy serve --run-dir s3://bucket/run --experiment digits
+
+    Ends once training has finished and all is copied. On SIGTERM it copies what is committed by then. Start it again
+    to go on. The bucket, its region and the credentials are AWS's usual settings; AWS_ENDPOINT_URL names another store.
+
+    Exit status: 0 done; 1 failed, see stderr; 2 usage error.
+    """  # noqa: D301 - click needs this character, which keeps the line breaks below it
+    from understudy.checkpoints.remote.files import S3_SCHEME
+    from understudy.checkpoints.remote.publisher import RemotePublisher
+    from understudy.checkpoints.remote.s3 import S3Files
+
+    if not url.startswith(S3_SCHEME):
+        raise click.BadParameter(f"give s3://BUCKET/PATH, not {url}", param_hint="'--to'")
+    logging.basicConfig(format="%(levelname)s %(message)s")
+    logging.getLogger("understudy").setLevel(logging.INFO)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    with reported(CheckpointError), _as_failure(url):
+        publisher = RemotePublisher(
+            RunDir(run_dir),
+            S3Files(url),
+            keep=keep_checkpoints,
+            on_published=lambda step: click.echo(f"step {step} is published to {url}"),
+        )
+        with publisher:
+            publisher.claim()
+            publisher.follow(stopped)
+
+
+@contextmanager
+def _as_failure(url: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{error}; run it again to go on with what is not at {url} yet") from error

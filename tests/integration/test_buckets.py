@@ -1,0 +1,199 @@
+"""A trainer here, an evaluator elsewhere, and nothing between them but a bucket."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from integration.conftest import Run
+
+from soak.programs import Program
+from testkit.buckets import BucketServer, bucket_server
+from testkit.checkpoints import Chief, ones, step_model, write_dataset
+from testkit.in_process import WAIT_SECONDS, until
+from testkit.preloading import preloaded
+from understudy.checkpoints import RunDir, TrainingJournal
+from understudy.cli.main import main
+from understudy.clients import Client
+from understudy.evaluator.evaluator_errors import ConfigurationError
+
+END_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[BucketServer]:
+    with bucket_server() as server:
+        yield server
+
+
+@contextmanager
+def publishing(run: Path, url: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "understudy.cli", "publish", f"--run-dir={run}", f"--to={url}"]
+    process = subprocess.Popen([*command, "--keep-checkpoints=3"], env={**os.environ, **preloaded()})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def serving(folder: Path, url: str, *options: str) -> Iterator[Program]:
+    folder.mkdir(exist_ok=True)
+    program = Program(folder, f"--run-dir={url}", f"--state-dir={folder / 'state'}", *options)
+    try:
+        yield program
+    finally:
+        program.kill()
+
+
+def test_a_whole_day_with_a_bucket_between_trainer_and_evaluator(
+    s3: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in preloaded().items():
+        monkeypatch.setenv(name, value)
+    url, run, elsewhere = f"{s3.make_bucket()}/runs/one", tmp_path / "run", tmp_path / "elsewhere"
+    write_dataset(tmp_path / "test.npz", best_step=20)
+    data = f"--eval-data=test={tmp_path / 'test.npz'}"
+    chief = Chief(run, keep=3)
+    with ExitStack() as training:
+        journal = training.enter_context(TrainingJournal(RunDir(run)))
+        chief.publish(10)
+        with (
+            publishing(run, url) as publisher,
+            serving(elsewhere, url, data) as server,
+            Client(server.grpc) as client,
+        ):
+            server.wait_for("READY")
+            assert client.predict({"x": ones(2)}).step == 10
+            chief.publish(20)
+            until(lambda: client.predict({"x": ones(1)}).step == 20)
+            s3.stop()
+            chief.publish(30)
+            assert client.predict({"x": ones(1)}).step == 20
+            publisher.kill()
+            s3.start()
+        with publishing(run, url) as publisher:
+            options = ["--exit-when-finished", data]
+            with serving(elsewhere, url, *options) as server, Client(server.grpc) as client:
+                server.wait_for("READY")
+                until(lambda: client.predict({"x": ones(1)}).step == 30)
+                chief.publish(40)
+                journal.record_step(40)
+                until(lambda: client.predict({"x": ones(1)}).step == 40)
+                scored = client.watch_evaluations()
+                entries = [next(scored) for _ in range(4)]
+                training.close()
+                assert publisher.wait(END_SECONDS) == 0
+                assert server.wait() == 0
+    assert [(entry.step, entry.outcome) for entry in entries] == [(step, "scored") for step in (10, 20, 30, 40)]
+    assert {name.split("/")[1] for name in s3.names(url) if "/" in name} == {f"{step:012d}" for step in (20, 30, 40)}
+    assert not (run / "evaluator").exists()
+
+
+def test_a_checkpoint_that_cannot_be_copied_now_is_only_late(
+    s3: BucketServer, run_service: Run, tmp_path: Path, chief: Chief
+) -> None:
+    url = f"{s3.make_bucket()}/run"
+    write_dataset(tmp_path / "test.npz", best_step=20)
+    chief.publish(10)
+    s3.upload(tmp_path / "run", url)
+    service = run_service(
+        {"run_dir": Path(url), "eval_data": {"test": tmp_path / "test.npz"}}, {"load_retry_seconds": 0.05}
+    )
+    assert service.wait_ready() == 10
+    client = service.client()
+    models = threading.Semaphore(0)
+
+    def refuse_models(environ: Mapping[str, Any]) -> str | None:
+        if environ["REQUEST_METHOD"] != "GET" or not environ["PATH_INFO"].endswith("model.keras"):
+            return None
+        models.release()
+        return "503 Slow Down"
+
+    s3.refuse = refuse_models
+    try:
+        chief.publish(20)
+        s3.upload(tmp_path / "run", url)
+        for _ in range(8):  # more often than a damaged checkpoint is tried
+            assert models.acquire(timeout=WAIT_SECONDS)
+        assert client.predict({"x": ones(1)}).step == 10
+    finally:
+        s3.refuse = lambda _: None
+    until(lambda: client.predict({"x": ones(1)}).step == 20)
+    entries = client.watch_evaluations()
+    assert [(entry.step, entry.outcome) for entry in (next(entries), next(entries))] == [
+        (10, "scored"),
+        (20, "scored"),
+    ]
+
+
+def test_a_pin_is_carried_out_while_the_bucket_does_not_answer(
+    s3: BucketServer, run_service: Run, tmp_path: Path, chief: Chief
+) -> None:
+    url = f"{s3.make_bucket()}/run"
+    chief.publish(10)
+    s3.upload(tmp_path / "run", url)
+    service = run_service({"run_dir": Path(url)})
+    service.wait_ready()
+    client = service.client()
+    chief.publish(20)
+    s3.upload(tmp_path / "run", url)
+    until(lambda: client.predict({"x": ones(1)}).step == 20)
+    s3.stop()
+    try:
+        client.promote(10)
+        assert client.predict({"x": ones(1)}).step == 10
+        client.unpin()
+        until(lambda: client.predict({"x": ones(1)}).step == 20)
+    finally:
+        s3.start()
+
+
+def test_foreign_checkpoints_in_a_bucket_are_served(s3: BucketServer, run_service: Run, tmp_path: Path) -> None:
+    bucket = s3.make_bucket()
+    step_model(7).save(tmp_path / "model-7.keras")
+    s3.upload(tmp_path / "model-7.keras", f"{bucket}/theirs/model-7.keras")
+    service = run_service({"checkpoints": Path(f"{bucket}/theirs")})
+    assert service.wait_ready() == 7
+
+
+def test_a_bucket_that_does_not_exist_ends_the_service_by_name(s3: BucketServer, run_service: Run) -> None:
+    del s3
+    for settings in ({"checkpoints": Path("s3://no-such-bucket")}, {"run_dir": Path("s3://no-such-bucket/run")}):
+        with pytest.raises(ConfigurationError, match=r"folder s3://no-such-bucket.* cannot be read: .*NoSuchBucket"):
+            run_service(settings)
+
+
+def test_a_store_that_does_not_answer_at_the_start_is_waited_for(
+    s3: BucketServer, run_service: Run, tmp_path: Path, chief: Chief
+) -> None:
+    url = f"{s3.make_bucket()}/run"
+    chief.publish(10)
+    s3.upload(tmp_path / "run", url)
+    s3.stop()
+    try:
+        service = run_service({"run_dir": Path(url)})
+    finally:
+        s3.start()
+    assert service.wait_ready() == 10
+
+
+def test_publishing_where_it_cannot_be_is_one_sentence(s3: BucketServer, tmp_path: Path) -> None:
+    del s3
+    for url, exit_code, text in (
+        ("gs://bucket/run", 2, "give s3://BUCKET/PATH, not gs://bucket/run"),
+        ("s3://no-such-bucket/run", 1, "NoSuchBucket"),
+    ):
+        result = CliRunner().invoke(main, ["publish", "--run-dir", str(tmp_path), "--to", url])
+        assert result.exit_code == exit_code
+        assert text in result.stderr
+        assert "Traceback" not in result.stderr

@@ -1,0 +1,138 @@
+"""A server of S3 on this machine, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import BaseWSGIServer, make_server
+
+END_SECONDS = 30.0
+
+Answer = Callable[..., Any]
+
+
+class BucketServer:
+    """Moto's server of S3. What it holds outlives `stop`.
+
+    Attributes:
+        requests: The method and path of each request.
+        refuse: Called with the environment of each request; if it returns a status line, the request is answered so.
+    """
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = int(free.getsockname()[1])
+        self.requests: list[tuple[str, str]] = []
+        self.refuse: Callable[[Mapping[str, Any]], str | None] = lambda _: None
+        self._app: Answer = DomainDispatcherApplication(create_backend_app)
+        self._server: BaseWSGIServer | None = None
+        self._thread: threading.Thread | None = None
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of a program that uses it."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def start(self) -> None:
+        """Answer, with what was there before."""
+        self._server = make_server("127.0.0.1", self._port, self._answer, threaded=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="bucket-server", args=(0.02,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, so that connections are refused. Idempotent."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._thread.join(END_SECONDS)
+            self._server.server_close()
+            self._server = None
+
+    def make_bucket(self) -> str:
+        """Make an empty bucket; return its URL."""
+        name = f"bucket-{uuid.uuid4().hex}"
+        self.client.create_bucket(Bucket=name)
+        return f"s3://{name}"
+
+    @functools.cached_property
+    def client(self) -> Any:
+        """A client of boto3, for the thread of the test."""
+        import boto3
+
+        return boto3.client("s3")
+
+    def names(self, url: str) -> list[str]:
+        """Return the keys below a URL, relative to it."""
+        bucket, _, path = url.removeprefix("s3://").partition("/")
+        prefix = f"{path}/" if path else ""
+        found = self.client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", ())
+        return sorted(entry["Key"].removeprefix(prefix) for entry in found)
+
+    def put(self, url: str, content: bytes) -> None:
+        """Write an object."""
+        bucket, _, key = url.removeprefix("s3://").partition("/")
+        self.client.put_object(Bucket=bucket, Key=key, Body=content)
+
+    def read(self, url: str) -> bytes:
+        """Return the content of an object."""
+        bucket, _, key = url.removeprefix("s3://").partition("/")
+        return bytes(self.client.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+    def remove(self, url: str) -> None:
+        """Delete an object."""
+        bucket, _, key = url.removeprefix("s3://").partition("/")
+        self.client.delete_object(Bucket=bucket, Key=key)
+
+    def upload(self, path: Path, url: str) -> None:
+        """Copy a file, or the files of a folder."""
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                below = file.relative_to(path).as_posix()
+                self.put(url if file == path else f"{url}/{below}", file.read_bytes())
+
+    def _answer(self, environ: dict[str, Any], start_response: Answer) -> Any:
+        self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
+        refused = self.refuse(environ)
+        if refused is None:
+            return self._app(environ, start_response)
+        with contextlib.suppress(OSError):
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        code = refused.partition(" ")[2].replace(" ", "")
+        start_response(refused, [("Content-Type", "application/xml")])
+        return [f"<Error><Code>{code}</Code><Message>refused by the test</Message></Error>".encode()]
+
+
+@contextmanager
+def bucket_server() -> Iterator[BucketServer]:
+    """Run a server of S3, and have this process use it."""
+    server = BucketServer()
+    server.start()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in server.environ.items():
+                patch.setenv(name, value)
+            patch.delenv("AWS_PROFILE", raising=False)
+            yield server
+    finally:
+        server.stop()
