@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,37 @@ def test_a_saved_model_brings_its_own_variables_and_constants(strategy: Any, tmp
     np.testing.assert_allclose(slot.forward({"x": X})["y"], X * 5 - 1, rtol=1e-6)
     assert mae(slot) == pytest.approx(np.abs(X * 5 - 1).mean(), rel=1e-6)
     assert slot.memory_bytes == 4 * REPLICAS
+
+
+class Counting(tf.Module):  # type: ignore[misc]
+    """Adds how many times it was called."""
+
+    def __init__(self) -> None:
+        self.calls = tf.Variable(0.0)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 3), tf.float32, name="x")])  # type: ignore[untyped-decorator]
+    def call(self, x: Any) -> dict[str, Any]:
+        return {"y": x + self.calls.assign_add(1.0)}
+
+
+def test_calls_whose_changes_are_undone_take_back_none_of_another_thread(tmp_path: Path) -> None:
+    tf.saved_model.save(module := Counting(), str(tmp_path / "1"), signatures={"serving_default": module.call})
+    one = tf.distribute.MirroredStrategy(["CPU:0"])
+    slot = slot_of(one, tmp_path / "1")
+
+    def calls() -> float:
+        return float(slot.forward({"x": np.zeros((1, 3), np.float32)})["y"][0, 0])
+
+    first = calls()
+    with ThreadPoolExecutor(1) as threads:
+        with slot.keeping_variables():
+            assert calls() == first + 1
+            other = threads.submit(calls)
+            with pytest.raises(TimeoutError):
+                other.result(timeout=0.2)
+            assert calls() == first + 2
+        assert other.result(timeout=10) == first + 1
+    assert calls() == first + 2
 
 
 def test_a_saved_model_whose_examples_depend_on_each_other_is_scored_whole(strategy: Any, tmp_path: Path) -> None:

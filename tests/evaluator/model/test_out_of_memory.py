@@ -223,7 +223,7 @@ def test_a_prediction_for_which_there_is_no_memory_says_so(make_slot: Callable[.
     slot = make_slot(greedy(likes=8), max_batch_size=8)
     greedier = slot._model.layers[-1]
     greedier.likes = 0
-    slot._pass = slot._trace()
+    slot._trace()
 
     with pytest.raises(OutOfResourcesError, match="no memory for a single example"):
         slot.forward(rows(1))

@@ -99,13 +99,13 @@ class ShadowComparer:
 
     def take(self, request: LoggedRequest) -> None:
         """Compute a request once more, once the devices are idle."""
-        shadow, serving = self._shadow, self._manager.serving
-        if shadow is None or serving is None or request.step != serving.step:
-            return
-        if shadow.key == (serving.step, serving.digest):
+        shadow = self._shadow
+        if shadow is None or not self._is_served_beside(shadow, request.step):
             return
         if not self._is_idle_in_time(request.recorded_at):
             self.dropped("busy")
+            return
+        if not self._is_served_beside(shadow, request.step):
             return
         try:
             handle = self._manager.borrow(shadow.step)
@@ -179,6 +179,11 @@ class ShadowComparer:
         if loading is not None:
             loading.cancel()
             loading.add_done_callback(_release)
+
+    def _is_served_beside(self, shadow: Shadow, step: int) -> bool:
+        """Return whether the step is served, and is not the version to compare with."""
+        serving = self._manager.serving
+        return serving is not None and serving.step == step and shadow.key != (serving.step, serving.digest)
 
     def _is_idle_in_time(self, answered_at: float) -> bool:
         """Wait until the devices are idle, for a while after a request was answered; return whether they are."""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from understudy.evaluator.model.weights import FrozenState, through_first_device
 from understudy.evaluator.types import Array, ArrayForm, Arrays
 
 _REMEMBERED_FORMS = 1024
+_AT_ONCE = contextlib.nullcontext()
 
 
 class Slot:
@@ -77,6 +79,7 @@ class Slot:
         self._max_batch_size = max_batch_size
         self._on_trace = on_trace
         self.traces = 0
+        self._turns = threading.RLock()
         self._warm: ForwardPass | ReplicaForward | None = None
         self._constants = FrozenPass()
         self._build(model_file)
@@ -89,7 +92,7 @@ class Slot:
         self._compile_config = built.compile_config
         with _load_errors(model_file.name):
             self._interface = interface_of(self._model)
-            self._pass = self._trace()
+            self._trace()
             specs = self._interface.inputs.specs
             check = _InputCheck(specs)
             self.check_inputs, self.check_forms = check.examples_of, check.examples_of_forms
@@ -153,17 +156,21 @@ class Slot:
 
     @contextlib.contextmanager
     def keeping_variables(self) -> Iterator[None]:
-        """Undo at the end of the ``with`` block what its calls of `forward` did to the variables of the model."""
-        if all(not state_changes(function) for function in self._pass.functions):
+        """Undo at the end of the ``with`` block what its calls of `forward` did to the variables of the model.
+
+        Calls from other threads that would change them wait until then.
+        """
+        if not self._changes_state:
             yield
             return
         variables = {id(variable): variable for function in self._pass.functions for variable in function.variables}
-        values = {key: tf.identity(variable) for key, variable in variables.items()}
-        try:
-            yield
-        finally:
-            for key, variable in variables.items():
-                variable.assign(values[key])
+        with self._turns:
+            values = {key: tf.identity(variable) for key, variable in variables.items()}
+            try:
+                yield
+            finally:
+                for key, variable in variables.items():
+                    variable.assign(values[key])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -202,7 +209,7 @@ class Slot:
             self._build(model_file)
             return True
         if self._frozen.changed():
-            self._pass = self._trace()
+            self._trace()
             self._scorers.retraced(self._pass)
             self._frozen = FrozenState(self._model)
             return True
@@ -298,7 +305,8 @@ class Slot:
         """
         check_values("input", inputs, self._pass.input_ranges)
         if isinstance(self._pass, ReplicaForward):
-            fetch = self._pass.launch(inputs)
+            with self._turn():
+                fetch = self._pass.launch(inputs)
             return lambda: _on_host(fetch()[0])
         outputs = self._run(inputs)
         return lambda: _on_host(outputs)
@@ -311,10 +319,15 @@ class Slot:
                 return constants(inputs)[0]
             except Exception as error:  # noqa: BLE001 - the variables show whether constants are the cause
                 failure = error
-        outputs = self._pass(inputs)[0]
+        with self._turn():
+            outputs = self._pass(inputs)[0]
         if failure is not None:
             self._constants.drop(failure)
         return outputs
+
+    def _turn(self) -> contextlib.AbstractContextManager[object]:
+        """Let one call at a time change the variables, if calls do."""
+        return self._turns if self._changes_state else _AT_ONCE
 
     @property
     def scores_whole(self) -> tuple[str, ...]:
@@ -358,13 +371,16 @@ class Slot:
         self.traces += 1
         self._on_trace()
 
-    def _trace(self) -> ForwardPass | ReplicaForward:
-        if self._per_replica:
-            return ReplicaForward(
-                self._model, self._interface, self._strategy, max_batch_size=self._max_batch_size, on_trace=self._traced
-            )
-        examples = self._max_batch_size * self.replicas
-        return ForwardPass(self._model, self._interface, self._strategy, max_batch_size=examples, on_trace=self._traced)
+    def _trace(self) -> None:
+        kind, size = (ReplicaForward, 1) if self._per_replica else (ForwardPass, self.replicas)
+        self._pass = kind(
+            self._model,
+            self._interface,
+            self._strategy,
+            max_batch_size=self._max_batch_size * size,
+            on_trace=self._traced,
+        )
+        self._changes_state = any(map(state_changes, self._pass.functions))
 
     def _warm_up_sizes(self) -> list[int]:
         replicas = self.replicas
