@@ -18,6 +18,11 @@ from understudy.clients import Client
 
 _SECONDS = 240
 
+_INTERVAL = r"\d\.\d{4} \[\d\.\d{4}, \d\.\d{4}\]\n"
+_HEADING = r"  slice +examples +accuracy with its 95% interval\n"
+_SLICES = rf"{_HEADING}  all +300 +{_INTERVAL}(?:  label=\d +\d+ +{_INTERVAL})+"
+_UNDECIDED = r"step \d+ is undecided, and served: test/accuracy is .* the improvement is between .* at 95%"
+
 
 def _demo(*arguments: str, **variables: str) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
@@ -61,6 +66,9 @@ def test_the_demo_trains_scores_swaps_and_leaves_the_service_if_asked(
 
     assert "10 checkpoints were scored while predictions flowed" in story
     assert "0 failed" in story
+    assert len(re.findall(_UNDECIDED, story)) == 1
+    (slices,) = re.findall(_SLICES, story)
+    assert slices.count("\n") == 4, "with the undecided gate these are five lines"
     shown = story.index(f"shows what it does at {opened.read_text().strip()}")
     assert shown < story.index("worker 0")
     with Client(target[1]) as client:

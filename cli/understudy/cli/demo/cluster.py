@@ -20,7 +20,8 @@ WORKERS = 2
 REPLICAS = 2
 STEPS = 500
 CHECKPOINT_EVERY = 50
-_GATE = "test/accuracy not worse by 0.01 at 95%"
+_GATE = "test/accuracy not worse by 0.005 at 95%"
+"""Less than two of the 300 test images, which are too few to decide it when one is newly wrong."""
 _RUN = "run"
 _DATASETS = {"validation", "test"}
 _TRAINING_SECONDS = 120.0

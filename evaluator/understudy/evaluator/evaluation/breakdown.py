@@ -56,7 +56,8 @@ _NUMBER_BYTES = 8
 _WAITING_EXAMPLES = 4096
 _WAITING_BYTES = 32 * 2**20
 _WAITING_DRAWS = 2**21
-"""Batches are added together up to these numbers: examples, bytes, and draws of all examples."""
+_WAITING_INCREMENTS = 2**20
+"""Batches are added together up to these numbers: examples, bytes, draws and increments of all examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,10 +307,11 @@ class Breakdown:
         if self._waiting and batch.form != self._waiting[0].form:
             self._flush()
         self._waiting.append(batch)
-        most = min(_WAITING_EXAMPLES, _WAITING_DRAWS // (1 + self._resamples))
+        program = batch.scored.program
+        state = 0 if program.increments is None else len(program.increments.initial)
+        most = min(_WAITING_EXAMPLES, _WAITING_DRAWS // (1 + self._resamples), _WAITING_INCREMENTS // max(1, state))
         is_full = sum(each.examples for each in self._waiting) >= most
         is_large = sum(each.bytes for each in self._waiting) >= _WAITING_BYTES
-        program = batch.scored.program
         is_alone = program.runs_model  # which may compute other outputs for joined batches
         shows = self._sums is None and (program.increments is None or batch.examples > 1)  # which metrics are sums
         if is_full or is_large or is_alone or shows or self._updates is not None:

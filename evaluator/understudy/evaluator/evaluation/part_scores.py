@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_UPDATES = 2000
 """The most updates that a batch takes for metrics that are updated with the examples of each part."""
 
-_RESULTS_AT_ONCE = 2**22
+_RESULTS_AT_ONCE = 2**20
 _UPDATES_BETWEEN = 16
 
 
