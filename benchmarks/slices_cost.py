@@ -1,6 +1,6 @@
 """What 20 slices and 200 resamples cost, against the same evaluation without them and ``model.evaluate``, interleaved.
 
-python -m benchmarks.slices_cost [--rounds 5]
+python -m benchmarks.slices_cost [--rounds 20] > benchmarks/results/slices_cost.json
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     from understudy.evaluator.model.slot import Slot
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(EXAMPLES, 28, 28, 1)).astype("f4"), rng.integers(0, CLASSES, EXAMPLES)
@@ -49,19 +49,24 @@ def main() -> None:
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).cache()
         ways: dict[str, Callable[[], Any]] = {"model.evaluate": partial(model.evaluate, data, verbose=0)}
         ways |= {way: partial(_score, slot, x, y, *options) for way, options in WAYS.items()}
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        spent: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
         for turn in range(rounds + 1):
             for way, run in ways.items():
-                began = time.perf_counter()
+                began = time.perf_counter(), time.process_time()
                 run()
                 if turn:  # the first one traces
-                    seconds[way].append(time.perf_counter() - began)
-        medians = {way: statistics.median(of_way) for way, of_way in seconds.items()}
+                    spent[way].append((time.perf_counter() - began[0], time.process_time() - began[1]))
         results[name] = {
-            way: {"seconds": round(median, 3), "times_plain": round(median / medians["plain"], 2)}
-            for way, median in medians.items()
+            way: {"seconds": round(statistics.median(elapsed for elapsed, _ in of_way), 3)}
+            | {"times_plain": _ratio(of_way, spent["plain"], 0), "cpu_times_plain": _ratio(of_way, spent["plain"], 1)}
+            for way, of_way in spent.items()
         }
     print(json.dumps({"examples": EXAMPLES, "batch": BATCH, "rounds": rounds, "medians": results}, indent=1))
+
+
+def _ratio(of_way: list[tuple[float, float]], plain: list[tuple[float, float]], clock: int) -> float:
+    """Return the median of the ratios to plain in the same turn, so that a machine that slows down does not count."""
+    return round(statistics.median(one[clock] / other[clock] for one, other in zip(of_way, plain, strict=True)), 2)
 
 
 def _models() -> dict[str, Any]:
