@@ -33,7 +33,7 @@ from understudy.service.events.deliveries import EventMetrics
 from understudy.service.fleet.fleet_state import FleetMetrics
 from understudy.service.refreshed_files import ReloadGauge
 from understudy.service.settings import ServeSettings
-from understudy.service.tracing.span_export import SpanExport
+from understudy.service.tracing.tracing import SpanExport
 from understudy.service.traffic.traffic_sample import DriftMetrics, RequestLogMetrics
 from understudy.trainer.settings import ClusterSettings, TrainSettings
 from understudy.trainer.training_metrics import TrainingMetrics

@@ -13,7 +13,7 @@ import pytest
 from testkit.html_pages import Page
 from understudy.cli.command_errors import CommandError
 from understudy.cli.output import plain
-from understudy.cli.report_drift import drift_section, read_drift
+from understudy.cli.report_page import drift_section, read_drift
 from understudy.evaluator.evaluation.drift import DriftReport, DriftSketches
 from understudy.evaluator.evaluation.drift_monitor import LiveDrift
 

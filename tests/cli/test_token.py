@@ -9,8 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from understudy.cli.main import main
-from understudy.service.callers.callers_file import CallersFile
-from understudy.service.callers.tokens import digest_of
+from understudy.service.callers.callers_file import CallersFile, digest_of
 from understudy.service.calls.caller import Group
 
 

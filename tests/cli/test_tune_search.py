@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.cli.tuning.search import (
+from understudy.cli.tune_search import (
     LEAST_TURNS,
     MOST_TURNS,
     Ratio,

@@ -28,7 +28,7 @@ from testkit.checkpoints import WIDTH, Chief, ones
 from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import WAIT_SECONDS, RunningService, running_service, until
 from testkit.web_tokens import TokenIssuer
-from understudy.service.callers.tokens import hash_text
+from understudy.service.callers.callers_file import hash_text
 from understudy.service.calls.caller import Group
 from understudy.v1 import model_pb2, prediction_pb2
 from understudy.wire import encode

@@ -34,7 +34,7 @@ from understudy.clients import (
     Metric,
     NotFoundError,
 )
-from understudy.evaluator.evaluation import draws
+from understudy.evaluator.evaluation import bootstrap
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
 
 
@@ -88,7 +88,7 @@ def example_losses(step: int, batches: list[Any]) -> Any:
 def assert_compares(result: CompareResult, steps: list[int], batches: list[Any], *, seed: int = 0) -> None:
     """Hold a comparison against evaluations of each step alone and a bootstrap in NumPy."""
     baseline = example_losses(steps[0], batches)
-    weights = draws.draw(seed, result.resamples, 0, len(baseline)).T.astype(np.float64)
+    weights = bootstrap.draw(seed, result.resamples, 0, len(baseline)).T.astype(np.float64)
     tail = (1 - result.confidence) / 2
     assert [version.score.step for version in result.versions] == steps
     for step, version in zip(steps, result.versions, strict=True):

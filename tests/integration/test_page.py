@@ -21,7 +21,7 @@ import pytest
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, write_dataset
 from testkit.html_pages import Page
 from testkit.in_process import RunningService, running_service, until
-from understudy.service.callers.tokens import hash_text
+from understudy.service.callers.callers_file import hash_text
 
 ROOT = "/models/digits"
 STEPS = (10, 20)

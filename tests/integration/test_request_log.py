@@ -26,7 +26,7 @@ from understudy.evaluator.datasets.dataset_files import find_records, open_datas
 from understudy.evaluator.datasets.request_records import LoggedExample, LoggedRequest, encode_request, read_logged
 from understudy.evaluator.evaluator_errors import DatasetNotFoundError
 from understudy.oip import inference_pb2, inference_pb2_grpc
-from understudy.service.callers.tokens import hash_text
+from understudy.service.callers.callers_file import hash_text
 
 STEPS = (10, 30)
 TOKEN = "key"  # noqa: S105 - of a test

@@ -247,8 +247,8 @@ def _try_parts(chapter: Chapter, rng: np.random.Generator, batches: Sequence[Row
     """
     from testkit import exactness, more_sample_models
     from testkit.sample_models import step_on_one_device
+    from understudy.evaluator.evaluation.bootstrap import draw
     from understudy.evaluator.evaluation.breakdown import SEED
-    from understudy.evaluator.evaluation.draws import draw
 
     groups, found = _score_parts(chapter, rng, batches)
     ends = np.cumsum([len(group) for group in groups])

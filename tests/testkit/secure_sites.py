@@ -18,7 +18,7 @@ from grpc import ChannelCredentials, ssl_channel_credentials
 from testkit.certificates import Credentials
 from testkit.checkpoints import Chief
 from testkit.in_process import running_service
-from understudy.service.callers.tokens import hash_text
+from understudy.service.callers.callers_file import hash_text
 from understudy.service.calls.caller import Group
 
 STEP = 10

@@ -21,8 +21,8 @@ from understudy.trainer import (
     StopRuleError,
     TrainSettings,
 )
+from understudy.trainer.leaving import wait_for_evaluation
 from understudy.trainer.stopping import StopMode
-from understudy.trainer.waiting import wait_for_evaluation
 
 
 def publish(run_dir: Path, *losses: float, settled: bool = True, digest: str = "d") -> None:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from understudy.checkpoints import RunDir, TrainingJournal
-from understudy.trainer.leave_barrier import wait_to_leave
+from understudy.trainer.leaving import wait_to_leave
 
 LONG = 60.0
 

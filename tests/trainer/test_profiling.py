@@ -6,7 +6,7 @@ import pytest
 
 from testkit.training_harness import STEPS, Noisy, assert_bit_equal, run, state_of
 from understudy.trainer import TrainSettings
-from understudy.trainer.summaries import FOLDER
+from understudy.trainer.tensorboard_files import FOLDER
 
 
 def profiles_of(run_dir: Path) -> list[Path]:

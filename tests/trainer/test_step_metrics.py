@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from testkit.training_harness import Dense
 from understudy.trainer.model import build_model, prepare_for_replicas
-from understudy.trainer.parameter_server.step_metrics import StepMetrics
+from understudy.trainer.parameter_server.parameter_server_job import StepMetrics
 
 
 class Scored(Dense):

@@ -55,7 +55,7 @@ from understudy.trainer.job import TrainingJob
 from understudy.trainer.model import build_model
 from understudy.trainer.replica_state import ReplicaState
 from understudy.trainer.strategies import build_strategy
-from understudy.trainer.summaries import FOLDER
+from understudy.trainer.tensorboard_files import FOLDER
 from understudy.trainer.trainer_errors import MetricsError
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
-from understudy.cli.comparability import ComparabilityNotes
 from understudy.cli.connection import ConnectionSettings, connected
 from understudy.cli.options import settings_options
-from understudy.cli.output import evaluation_as_json, formatted_metrics, plain, print_table
+from understudy.cli.output import ComparabilityNotes, evaluation_as_json, formatted_metrics, plain, print_table
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation

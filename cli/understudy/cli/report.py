@@ -13,7 +13,7 @@ from understudy.cli.command_errors import reported
 from understudy.cli.connection import ConnectionSettings, VersionsType, VersionType, connected
 from understudy.cli.options import settings_options
 from understudy.cli.output import evaluation_as_json, plain
-from understudy.cli.report_drift import read_drift
+from understudy.cli.report_page import read_drift
 
 if TYPE_CHECKING:
     from understudy.cli.report_page import Changes, Report

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from understudy.cli.command_errors import CommandError
-from understudy.service.callers.tokens import hash_text, new_token
+from understudy.service.callers.callers_file import hash_text, new_token
 from understudy.service.calls.caller import Group
 
 

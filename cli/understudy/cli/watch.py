@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from understudy.cli.command_errors import INTERRUPTED
-from understudy.cli.comparability import ComparabilityNotes
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import evaluation_as_json, formatted_metrics, print_json
+from understudy.cli.output import ComparabilityNotes, evaluation_as_json, formatted_metrics, print_json
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation

@@ -20,8 +20,7 @@ from grpc import aio
 
 from understudy.clients import requests, responses
 from understudy.clients.async_model_calls import AsyncModelCalls, Request, Response
-from understudy.clients.async_status import CallEnd
-from understudy.clients.async_streams import drawn, outcomes, write_all
+from understudy.clients.async_streams import CallEnd, drawn, outcomes, write_all
 from understudy.clients.call_options import CallOptions, without_timeout
 from understudy.clients.client_errors import (
     CancelledError,

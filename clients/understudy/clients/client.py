@@ -19,9 +19,8 @@ from understudy.clients.client_errors import (
     translated,
 )
 from understudy.clients.evaluation_types import CompareResult, EvaluateResult, Evaluation, Metric, Progress
-from understudy.clients.feed import Feed
 from understudy.clients.model_calls import ModelCalls, Request, Response, ended
-from understudy.clients.pipelining import Outcome, Pipeline, ended_early
+from understudy.clients.pipelining import Feed, Outcome, Pipeline, ended_early
 from understudy.clients.reconnection import Reconnection
 from understudy.clients.types import PredictResult, Tensors, Version
 from understudy.v1 import evaluation_pb2, prediction_pb2

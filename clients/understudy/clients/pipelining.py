@@ -1,4 +1,7 @@
-"""The state of `predict_many` in both clients: one mark per item, in the items' order."""
+"""The streams of the client whose caller waits: its items are iterated on gRPC's thread.
+
+`predict_many` of both clients keeps one mark per item, in the items' order.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import queue
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from understudy.clients import responses
 from understudy.clients.client_errors import InternalError, UnderstudyError, translated
@@ -111,3 +114,34 @@ class Pipeline:
         with suppress(queue.Empty):
             while True:
                 self._marks.get_nowait()
+
+
+Message = TypeVar("Message")
+
+
+class Feed(Generic[Message]):
+    """Wraps an iterator: ends without an error when it raises, and keeps the error for the caller's thread.
+
+    Otherwise grpcio would log the error and report a cancelled call.
+    """
+
+    def __init__(self, messages: Iterator[Message]) -> None:
+        self._messages = messages
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        try:
+            return next(self._messages)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._error = error
+            raise StopIteration from error
+
+    def check(self) -> None:
+        """Raise the error of the wrapped iterator, if it raised one."""
+        if self._error is not None:
+            raise self._error

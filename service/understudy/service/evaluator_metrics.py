@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +19,58 @@ from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord, GpuReading, LifeEvent
 from understudy.service.calls.audit import audit_record
 from understudy.service.calls.metrics import InferenceStatistics, RequestObserver, ServedTraffic
-from understudy.service.latest_scores import LatestScores
+
+_DIGEST_LENGTH = 8
+
+
+class LatestScores:
+    """Shows the newest score of each dataset. Thread-safe.
+
+    Labels say what a value is computed on and with: the beginnings of the digests that the ledger has of the dataset's
+    content and of the metric's configuration. So values that cannot be compared are never one series. A metric has one
+    series at a time; that of an earlier content or configuration ends.
+
+    Args:
+        registry: Where the gauges are registered.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._metric = Gauge(
+            "understudy_evaluation_metric",
+            "The latest value of each metric of each dataset. The digests, shortened, are of the dataset's content and "
+            "of the metric's configuration.",
+            ["dataset", "metric", "dataset_digest", "metric_digest"],
+            registry=registry,
+        )
+        self._step = Gauge(
+            "understudy_evaluation_step", "The step that was scored last.", ["dataset"], registry=registry
+        )
+        self._lock = threading.Lock()
+        self._newest: dict[str, int] = {}
+        self._series: dict[str, set[tuple[str, ...]]] = {}
+
+    def show(self, record: EvaluationRecord) -> None:
+        """Show an entry, unless it is no score or a newer score of its dataset is shown."""
+        if record.outcome is not EvaluationOutcome.SCORED:
+            return
+        with self._lock:
+            if record.sequence <= self._newest.get(record.dataset, 0):
+                return
+            self._newest[record.dataset] = record.sequence
+            self._step.labels(record.dataset).set(record.step)
+            values = {_labels(record, metric): value for metric, value in record.metrics.items()}
+            for series in self._series.get(record.dataset, set()) - values.keys():
+                self._metric.remove(*series)
+            self._series[record.dataset] = set(values)
+            for series, value in values.items():
+                self._metric.labels(*series).set(value)
+
+
+def _labels(record: EvaluationRecord, metric: str) -> tuple[str, ...]:
+    configuration = record.configuration(metric)
+    digests = record.dataset_digest, configuration.own or configuration.of_all
+    return record.dataset, metric, *(digest[:_DIGEST_LENGTH] for digest in digests)
+
 
 LOAD_BUCKETS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 MILESTONE_BUCKETS_SECONDS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)

@@ -10,8 +10,8 @@ from scipy import stats
 
 from testkit.coverage import EXAMPLES, Sums, count_covered, draw_increments, scored
 from understudy.evaluator.evaluation import breakdown as module
+from understudy.evaluator.evaluation.bootstrap import holm, p_value
 from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
-from understudy.evaluator.evaluation.differences import holm, p_value
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.output_tasks import OutputTask

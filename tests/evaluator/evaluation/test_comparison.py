@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from understudy.evaluator.evaluation import draws
+from understudy.evaluator.evaluation import bootstrap
 from understudy.evaluator.evaluation.comparison import (
     BootstrapOptions,
     LossDifference,
@@ -31,7 +31,7 @@ def resample(losses: Any, cuts: list[int], **options: Any) -> LossDifference:
 def reference(losses: Any, *, resamples: int, confidence: float, seed: int) -> LossDifference:
     """Do the same over all examples at once, in as few words as possible."""
     apart = losses[1] - losses[0]
-    weights = draws.draw(seed, resamples, 0, len(apart)).T.astype(float)
+    weights = bootstrap.draw(seed, resamples, 0, len(apart)).T.astype(float)
     means = (apart @ weights) / weights.sum(axis=0)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return LossDifference(mean=apart.mean(), low=low, high=high)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.evaluator.evaluation.draws import draw
+from understudy.evaluator.evaluation.bootstrap import draw
 
 EXAMPLES, RESAMPLES = 60, 37
 WHOLE = draw(5, RESAMPLES, 0, EXAMPLES)

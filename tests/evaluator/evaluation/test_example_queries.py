@@ -11,11 +11,10 @@ import pytest
 
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.evaluator.datasets.dataset import ArrayDataset
-from understudy.evaluator.evaluation import example_queries, predicted_classes
+from understudy.evaluator.evaluation import example_outcomes, example_queries
 from understudy.evaluator.evaluation.class_decisions import Decisions
-from understudy.evaluator.evaluation.example_outcomes import Outcomes
+from understudy.evaluator.evaluation.example_outcomes import Outcomes, PredictedClasses, PredictionReader
 from understudy.evaluator.evaluation.example_queries import ExampleList, ExampleQueries
-from understudy.evaluator.evaluation.predicted_classes import PredictedClasses, PredictionReader
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
     InvalidInputError,
@@ -156,7 +155,7 @@ def test_flips_say_what_both_versions_predicted(harness: Harness) -> None:
 
 
 def test_what_was_predicted_for_too_many_examples_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicted_classes, "MAX_NUMBERS", 10)
+    monkeypatch.setattr(example_outcomes, "MAX_NUMBERS", 10)
     assert predicted(np.arange(6)) is None
     assert predicted(np.arange(5)) is not None
     for damaged in ({}, {**predicted(np.arange(5)), "counts": "AAAA"}, {**predicted(np.arange(5)), "dtype": "uint64"}):  # type: ignore[dict-item]

@@ -15,7 +15,7 @@ from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer
-from understudy.evaluator.evaluation.predicted_classes import PredictionReader
+from understudy.evaluator.evaluation.example_outcomes import PredictionReader
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.observer import SilentObserver

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from testkit import exactness, more_sample_models, sample_models
 from testkit.preloading import preloaded
+from understudy.evaluator.evaluation.bootstrap import draw
 from understudy.evaluator.evaluation.breakdown import SEED, BreakdownOptions
-from understudy.evaluator.evaluation.draws import draw
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.model.slot import Slot
 

@@ -14,8 +14,8 @@ from scipy import stats
 
 from testkit import exactness, more_sample_models, sample_models
 from understudy.evaluator.evaluation import part_scores
+from understudy.evaluator.evaluation.bootstrap import draw
 from understudy.evaluator.evaluation.breakdown import SEED, BreakdownOptions, BrokenDown
-from understudy.evaluator.evaluation.draws import draw
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.types import Batch

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.evaluator.evaluation.draws import draw
+from understudy.evaluator.evaluation.bootstrap import draw
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.serving.gate_trial import Measured, judge, outcome_of
 from understudy.evaluator.serving.gates import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.service.callers.callers_file import CallersFile
-from understudy.service.callers.tokens import digest_of, hash_text, new_token
+from understudy.service.callers.callers_file import CallersFile, digest_of, hash_text, new_token
 from understudy.service.calls.caller import Group, Limits
 from understudy.service.service_errors import SettingsError
 

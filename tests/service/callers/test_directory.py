@@ -23,8 +23,8 @@ from testkit.certificates import Credentials, replace
 from testkit.web_tokens import TokenIssuer
 from understudy.service.callers import directory as directory_module
 from understudy.service.callers import web_tokens
+from understudy.service.callers.callers_file import hash_text
 from understudy.service.callers.directory import CallerDirectory
-from understudy.service.callers.tokens import hash_text
 from understudy.service.callers.web_tokens import MAX_JWKS_BYTES, IssuerKeys
 from understudy.service.calls.caller import Group
 from understudy.service.calls.status import UnauthenticatedError

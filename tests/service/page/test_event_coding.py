@@ -8,7 +8,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.service.page.event_coding import Chunk, GzipStream, compressed, stored
+from understudy.service.page.parts import Chunk, GzipStream, compressed, stored
 
 contents = st.binary(max_size=200)
 chunks = st.lists(st.builds(compressed, contents) | st.builds(stored, contents))

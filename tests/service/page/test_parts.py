@@ -8,8 +8,7 @@ import pytest
 
 from understudy.service.page import change_feed
 from understudy.service.page.change_feed import ChangeFeed
-from understudy.service.page.event_coding import PlainStream
-from understudy.service.page.parts import Part, SharedParts, state_of
+from understudy.service.page.parts import Part, PlainStream, SharedParts, state_of
 from understudy.service.readiness import Notifier, Readiness
 
 SECONDS = 20.0

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from understudy.service.tracing.sampling import DEFAULT_SHARE, DrawnIds, Sampling, starting
+from understudy.service.tracing.call_tracer import DEFAULT_SHARE, DrawnIds, Sampling, starting
 
 SAMPLERS = (
     "always_on",

@@ -18,12 +18,11 @@ from understudy.checkpoints import CheckpointPublisher, DirectoryLock, RunDir, T
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.checkpoints.training import TrainingProgress
-from understudy.trainer.profiling import StepProfiler
 from understudy.trainer.progress import ProgressUpdate
 from understudy.trainer.replica_state import average
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Snapshot, write_snapshot
-from understudy.trainer.summaries import TrainingSummaries
+from understudy.trainer.tensorboard_files import StepProfiler, TrainingSummaries
 from understudy.trainer.trainer_errors import PublishError
 
 _log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from understudy.trainer.cluster import any_task, check_agreement, wait_for_all
 from understudy.trainer.data import DataPlan, plan_of, training_data
 from understudy.trainer.loop import call_sizes, make_loop
 from understudy.trainer.model import build_model, prepare_for_replicas
-from understudy.trainer.profiling import boundaries
 from understudy.trainer.replica_state import ReplicaState
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Array, Snapshot
+from understudy.trainer.tensorboard_files import boundaries
 
 
 @dataclass(frozen=True, kw_only=True)

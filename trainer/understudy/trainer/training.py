@@ -17,9 +17,8 @@ from understudy.experiments import Experiment
 from understudy.trainer.chief import Chief
 from understudy.trainer.cluster import peers_watched
 from understudy.trainer.devices import describe
-from understudy.trainer.early_stop import EarlyStop
 from understudy.trainer.job import Job, TrainingJob
-from understudy.trainer.leave_barrier import wait_to_leave
+from understudy.trainer.leaving import wait_for_evaluation, wait_to_leave
 from understudy.trainer.model import build_model
 from understudy.trainer.parameter_server.parameter_server_job import ParameterServerJob
 from understudy.trainer.parameter_server.servers import serve_until_done
@@ -28,10 +27,10 @@ from understudy.trainer.progress import ProgressReporter, SilentReporter, Traini
 from understudy.trainer.progress_meter import InputWatch, ProgressMeter
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import read_snapshot
+from understudy.trainer.stopping import EarlyStop
 from understudy.trainer.strategies import build_strategy, training_task
 from understudy.trainer.trainer_errors import RESTART_COUNT, NonFiniteLossError, PreemptedError
 from understudy.trainer.training_metrics import TrainingMetrics
-from understudy.trainer.waiting import wait_for_evaluation
 
 
 @dataclass(frozen=True, kw_only=True)

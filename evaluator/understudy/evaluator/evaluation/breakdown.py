@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.evaluator.evaluation.draws import draw
+from understudy.evaluator.evaluation.bootstrap import draw, interval
 from understudy.evaluator.evaluation.part_scores import (
     WHOLE,
     Part,
@@ -410,17 +409,6 @@ class Breakdown:
         for text, of_setting in self._counts.items():
             for name in sorted(of_setting, key=_sorted_by):
                 yield Part(text, name), of_setting[name]
-
-
-def interval(values: Array, confidence: float) -> Interval:
-    """Return the percentile interval of a metric's values in the resamples; those that are NaN do not count."""
-    tail = (1.0 - confidence) / 2.0
-    known = values[~np.isnan(values)]
-    if not len(known):
-        return Interval(low=math.nan, high=math.nan)
-    with np.errstate(invalid="ignore"):  # between infinite values
-        low, high = np.quantile(known, [tail, 1.0 - tail])
-    return Interval(low=float(low), high=float(high))
 
 
 def _sorted_by(name: str) -> tuple[tuple[int, float, str], ...]:

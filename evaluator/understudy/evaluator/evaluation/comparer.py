@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.batching.engine import Engine
+from understudy.evaluator.evaluation.bootstrap import configured_otherwise, metric_differences, slice_differences
 from understudy.evaluator.evaluation.comparison import (
     BootstrapOptions,
     ComparedVersion,
@@ -23,7 +24,6 @@ from understudy.evaluator.evaluation.comparison import (
     ResampledLoss,
     difference,
 )
-from understudy.evaluator.evaluation.differences import configured_otherwise, metric_differences, slice_differences
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, ExampleScores
 from understudy.evaluator.evaluation.slices import SliceError
 from understudy.evaluator.evaluator_errors import (

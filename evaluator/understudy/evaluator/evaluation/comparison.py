@@ -1,6 +1,6 @@
 """The batches and the result of a comparison of versions, and the paired bootstrap of their mean losses.
 
-All versions are resampled alike, which makes the bootstrap paired; see `understudy.evaluator.evaluation.draws`.
+All versions are resampled alike, which makes the bootstrap paired; see `understudy.evaluator.evaluation.bootstrap`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import numpy as np
 
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.evaluation.bootstrap import MetricDifference, SliceDifference, draw
 from understudy.evaluator.evaluation.breakdown import MAX_RESAMPLES, SEED, BreakdownOptions
-from understudy.evaluator.evaluation.differences import MetricDifference, SliceDifference
-from understudy.evaluator.evaluation.draws import draw
 from understudy.evaluator.evaluation.slices import SliceSetting
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, Batch, EvaluationResult

@@ -11,8 +11,7 @@ import numpy as np
 
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.datasets.dataset import EvaluationDataset
-from understudy.evaluator.evaluation.example_outcomes import Flips, flips, outcomes_of
-from understudy.evaluator.evaluation.predicted_classes import PredictionReader
+from understudy.evaluator.evaluation.example_outcomes import Flips, PredictionReader, flips, outcomes_of
 from understudy.evaluator.evaluator_errors import (
     CancelledError,
     InvalidInputError,

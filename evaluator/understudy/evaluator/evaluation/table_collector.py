@@ -11,8 +11,7 @@ import numpy as np
 from understudy.checkpoints.signature import TensorSpec
 from understudy.evaluator.evaluation.class_decisions import Decisions
 from understudy.evaluator.evaluation.evaluation_stream import ExampleScores
-from understudy.evaluator.evaluation.example_outcomes import HardestExamples, Outcomes
-from understudy.evaluator.evaluation.predicted_classes import PredictedClasses
+from understudy.evaluator.evaluation.example_outcomes import HardestExamples, Outcomes, PredictedClasses
 from understudy.evaluator.evaluation.tables import OutputScoring
 from understudy.evaluator.model.inputs import ALL_TARGETS, ALL_WEIGHTS
 from understudy.evaluator.model.output_tasks import OutputTask

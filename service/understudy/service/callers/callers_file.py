@@ -1,4 +1,4 @@
-"""The file of callers: TOML, checked to the last key before any of it is used.
+"""The file of callers: TOML, checked to the last key before any of it is used. Of tokens it holds the hashes.
 
 [limits]                                   # of every caller without its own
 max_requests = 64
@@ -20,6 +20,9 @@ jwks = "https://login.example.com/keys"    # or a file beside this one
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
+import secrets
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +31,45 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from understudy.service.callers.tokens import parse_hash
 from understudy.service.calls.caller import Caller, Group, Limits
 from understudy.service.service_errors import SettingsError
 from understudy.service.tls import is_loopback
+
+_PREFIX: Final = "understudy_"
+"""Lets scanners of repositories recognize a token."""
+_RANDOM_BYTES: Final = 32
+_HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+def new_token() -> str:
+    """Return a token with 256 random bits."""
+    return _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def digest_of(token: str) -> bytes:
+    """Return the SHA-256 of a token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def hash_text(token: str) -> str:
+    """Return the hash of a token as the file of callers holds it."""
+    return f"sha256:{digest_of(token).hex()}"
+
+
+def parse_hash(text: str) -> bytes:
+    """Return the digest in a hash.
+
+    Raises:
+        SettingsError: It is malformed.
+    """
+    match = _HASH.fullmatch(text)
+    if match is None:
+        raise SettingsError(
+            "a token is not 'sha256:' and 64 hexadecimal digits in lower case; `understudy token NAME` makes a token "
+            "and its hash"
+        )
+    return bytes.fromhex(match[1])
+
 
 ALGORITHMS: Final = (
     "RS256",

@@ -10,8 +10,7 @@ from typing import Final
 
 import structlog
 
-from understudy.service.callers.callers_file import CallersFile
-from understudy.service.callers.tokens import digest_of
+from understudy.service.callers.callers_file import CallersFile, digest_of
 from understudy.service.callers.web_tokens import IssuerKeys, issuer_of, looks_like_web_token, verified_caller
 from understudy.service.calls.caller import Caller
 from understudy.service.calls.status import UnauthenticatedError

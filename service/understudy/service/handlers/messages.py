@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from understudy.evaluator.evaluation.bootstrap import MetricDifference
 from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.comparison import BootstrapOptions, ComparedVersion, Comparison
-from understudy.evaluator.evaluation.differences import MetricDifference
 from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.evaluator_errors import InvalidInputError

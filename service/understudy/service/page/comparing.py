@@ -143,7 +143,7 @@ def _recorded(evaluator: Evaluator, first: EvaluationRecord, second: EvaluationR
 def _differences(
     evaluator: Evaluator, first: EvaluationRecord, second: EvaluationRecord
 ) -> tuple[Mapping[str, _MetricDifference], Mapping[str, Mapping[str, _MetricDifference]]]:
-    from understudy.evaluator.evaluation.differences import metric_differences, slice_differences
+    from understudy.evaluator.evaluation.bootstrap import metric_differences, slice_differences
 
     results = [_result(evaluator, entry) for entry in (first, second)]
     confidence = second.confidence

@@ -31,12 +31,11 @@ from understudy.service.page.acts_app import ActsApp
 from understudy.service.page.change_feed import ChangeFeed
 from understudy.service.page.comparing import recorded, recorded_tables
 from understudy.service.page.contents import Contents
-from understudy.service.page.event_coding import GzipStream, PlainStream
 from understudy.service.page.forms import asked, number
 from understudy.service.page.history import History
 from understudy.service.page.operations import Operations
 from understudy.service.page.page_call import Endpoint, PageCall, page_method
-from understudy.service.page.parts import Part, RenderedPart, SharedParts, state_of
+from understudy.service.page.parts import GzipStream, Part, PlainStream, RenderedPart, SharedParts, state_of
 from understudy.service.page.rendering import UNBUFFERED, Renderer, root_of, with_headers
 from understudy.service.page.views import Views
 from understudy.service.readiness import Notifier, Readiness

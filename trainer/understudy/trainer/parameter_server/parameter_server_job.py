@@ -5,30 +5,77 @@ applies them, while other workers do the same. So a gradient may be older than t
 runs are alike. Every update is added on the parameter server, so none is lost. For state that Keras overwrites
 (BatchNorm's statistics, momentum's velocity, dropout's seeds) the last writer wins. The optimizer's count of updates is
 that of the steps: a worker that dies between two counts would let them differ for good.
+
+Keras reads, adds and overwrites a metric's state, so workers that shared one would lose updates. Instead each step
+begins with a fresh state and returns it to the chief, which adds up the states of all steps, as a synchronous strategy
+adds up those of its replicas.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from understudy.compat import worker_count
+from understudy.compat import compiled_metrics, worker_count
 from understudy.experiments import Experiment
 from understudy.experiments.arrays import IndexedExamples
 from understudy.trainer.batches import global_batches
 from understudy.trainer.data import DataPlan, plan_of, training_data
 from understudy.trainer.job import ProgressEvent
-from understudy.trainer.loop import call_sizes, timed_next
+from understudy.trainer.loop import call_sizes, scalars, timed_next
 from understudy.trainer.model import build_model, prepare_for_replicas
-from understudy.trainer.parameter_server.step_metrics import StepMetrics
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Snapshot
 from understudy.trainer.trainer_errors import DataError, ModelError, PeerLostError, StrategyError
+
+Array = npt.NDArray[Any]
+
+
+class StepMetrics:
+    """The loss and the compiled metrics since the last reset, over the steps of all workers.
+
+    Args:
+        model: Compiled, and its metrics built, but not updated yet.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._metric = compiled_metrics(model)
+        variables = () if self._metric is None else self._metric.variables
+        self._fresh: list[Array] = [np.asarray(variable) for variable in variables]
+        self.reset()
+
+    def state_after(self, y: Any, y_pred: Any, sample_weight: Any) -> list[tf.Tensor]:
+        """Return, in a worker's graph, the state after these examples alone."""
+        if self._metric is None:
+            return []
+        return list(self._metric.stateless_update_state(self._fresh, y, y_pred, sample_weight))
+
+    def add(self, loss: npt.ArrayLike, state: Sequence[Array]) -> None:
+        """Add a step's loss and its state."""
+        self._losses.append(float(np.asarray(loss)))
+        for index, (value, fresh) in enumerate(zip(state, self._fresh, strict=True)):
+            self._totals[index] = self._totals[index] + (np.asarray(value, np.float64) - fresh)
+
+    def results(self) -> dict[str, float]:
+        """Return the results; there was at least one step."""
+        metrics = {"loss": sum(self._losses) / len(self._losses)}
+        if self._metric is not None:
+            state = [tf.constant(total, fresh.dtype) for total, fresh in zip(self._totals, self._fresh, strict=True)]
+            metrics |= scalars(self._metric.stateless_result(state))
+        return metrics
+
+    def reset(self) -> None:
+        """Reset."""
+        self._losses: list[float] = []
+        self._totals = [fresh.astype(np.float64) for fresh in self._fresh]
+
 
 _POLL_SECONDS = 0.005
 _PROGRESS_POLL_SECONDS = 1.0

@@ -1,21 +1,26 @@
-"""The end of a synchronous cluster: a task exits only after all have done the last step."""
+"""Waits at the end of a training: for all tasks of the cluster, and until the last checkpoint is evaluated."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import tensorflow as tf
 
 from understudy.checkpoints import RunDir, read_training_status
 from understudy.checkpoints.checkpoint_errors import UnsupportedFormatError
+from understudy.checkpoints.evaluation_results import EvaluationResults, StepResult
 from understudy.checkpoints.training import TrainingState
+from understudy.trainer.trainer_errors import EvaluationTimeoutError
 
 FINISH_SECONDS = 10.0
 """How long a task waits for the chief to record that training has finished, after all have done the last step."""
 
 _POLL_SECONDS = 0.05
+_RESULT_POLL_SECONDS = 0.5
+
 _log = logging.getLogger(__name__)
 
 
@@ -69,3 +74,48 @@ def _state(run_dir: RunDir) -> TrainingState:
         _log.warning("the chief's journal could not be read: %s", error)
         return "running"
     return "running" if status is None else status.state
+
+
+def wait_for_evaluation(
+    state_dir: Path,
+    *,
+    step: int,
+    digest: str,
+    timeout_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> StepResult:
+    """Return the result of a checkpoint once it is settled: scored on every dataset, or failed with a reason.
+
+    Args:
+        state_dir: The evaluator's state folder, which need not exist yet.
+        step: The step of the checkpoint.
+        digest: Identifies the model, so that a result of an earlier training does not count.
+        timeout_seconds: How long to wait.
+        clock: Seconds from any origin, never going back.
+        sleep: Waits.
+
+    Raises:
+        EvaluationTimeoutError: It was not settled in time.
+        UnsupportedFormatError: The result has another version.
+    """
+    results = EvaluationResults(state_dir)
+    give_up_at = clock() + timeout_seconds
+    while True:
+        result = _read(results, step)
+        if result is not None and result.settled and digest in result.digests:
+            return result
+        if clock() >= give_up_at:
+            raise EvaluationTimeoutError(
+                f"training is done, but step {step} was not evaluated within {timeout_seconds:g} s; results are "
+                f"expected in {state_dir}, the evaluator's state folder"
+            )
+        sleep(_RESULT_POLL_SECONDS)
+
+
+def _read(results: EvaluationResults, step: int) -> StepResult | None:
+    try:
+        return results.of(step)
+    except OSError as error:
+        _log.warning("the evaluator's result of step %d could not be read: %s", step, error)
+        return None

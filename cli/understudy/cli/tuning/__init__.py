@@ -1,1 +1,0 @@
-"""What ``understudy tune`` searches with: turns and intervals, and servers under load."""
