@@ -97,12 +97,16 @@ class Table:
             "rows": [_row(cell, name, figures) for (cell, name), figures in sorted(self._figures.items())],
         }
 
+    def failed(self, what: str, error: BenchmarkError) -> None:
+        """Record what could not be measured."""
+        self._failures.append(f"{what}: {' '.join(str(error).split())[-_REASON_CHARACTERS:]}")
+        self._measuring.progress.step(self._failures[-1])
+
     def _measure(self, cell: Cell, participant: Participant) -> None:
         try:
             figures = participant.measure(cell, self._measuring.seconds * length_of(cell))
         except BenchmarkError as error:
-            self._failures.append(f"{cell}: {participant.name}: {' '.join(str(error).split())[-_REASON_CHARACTERS:]}")
-            self._measuring.progress.step(self._failures[-1])
+            self.failed(f"{cell}: {participant.name}", error)
             return
         self._figures.setdefault((cell, participant.name), []).append(figures)
         self._measuring.progress.step(

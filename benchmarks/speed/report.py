@@ -110,6 +110,8 @@ def _closed_loop(result: Result) -> str:
             rows = [row for row in result["rows"] if (row["model"], row["rows"]) == (model, batch)]
             if rows:
                 parts.append(f"### {text}, batch {batch}\n\n{_cells(rows)}")
+    for model, found in result.get("found_settings", {}).items():
+        parts.append(f"- {model}: {', '.join(f'{name} {value}' for name, value in found.items())}")
     at_rest = ", ".join(f"{name} {share:.1%}" for name, share in result["cpu_share_at_rest"].items())
     return "\n".join([*parts, f"CPU of one core taken at rest: {at_rest}.\n"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import shutil
@@ -14,7 +13,6 @@ from pathlib import Path
 from benchmarks.speed.models import BATCHES, INPUT, OUTPUT, BenchmarkModel
 from benchmarks.speed.processes import BenchmarkError, Launch, free_port
 from understudy.evaluator.tuning.tuning_file import TUNING_FILE
-from understudy.service.settings import ServeSettings
 
 LONG_QUEUE_ROWS = 64 * max(BATCHES)
 """Long enough that the requests of 64 connections are not refused; the other servers' queues are unbounded."""
@@ -54,9 +52,8 @@ def serve_command(site: Site, *options: str) -> Sequence[str]:
 
 
 def has_envoy() -> bool:
-    """Return whether ``understudy serve`` offers the Envoy front end, and it is installed."""
-    offered = any(setting.name == "frontend" for setting in dataclasses.fields(ServeSettings))
-    return offered and importlib.util.find_spec("pyvoy") is not None
+    """Return whether the Envoy front end is installed."""
+    return importlib.util.find_spec("pyvoy") is not None
 
 
 def own(*options: str, found: Path | None = None) -> list[Server]:
@@ -67,7 +64,8 @@ def own(*options: str, found: Path | None = None) -> list[Server]:
 
 def tuning() -> Server:
     """Return this project's server as it finds its settings."""
-    return Server(name="understudy, tuning itself", launch=_understudy("understudy grpcio", "--self-tuning"))
+    launch = _understudy("understudy grpcio", "--self-tuning", "--log-level", "info")
+    return Server(name="understudy, tuning itself", launch=launch)
 
 
 def found_settings(site_folder: Path) -> Path:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.speed import goals, h2load, report
+from benchmarks.speed import goals, h2load, real_models, report
 from benchmarks.speed.closed_loop import length_of, order
 from benchmarks.speed.entrants import FUNCTION, Cell, InProcess, Served
 from benchmarks.speed.figures import Figures, Spread, spread_of_ratios
-from benchmarks.speed.models import BATCHES, MODELS
+from benchmarks.speed.measuring import Measuring
+from benchmarks.speed.models import BATCHES, MODELS, REAL_MODELS, BenchmarkModel
 from benchmarks.speed.processes import BenchmarkError, Launch, ProcessTree, Usage
 from benchmarks.speed.programs.arrivals import arrivals
 from benchmarks.speed.running import Bodies, prepare, running
@@ -181,6 +182,7 @@ def example_results() -> dict[str, dict[str, Any]]:
     options = {"rounds": 2, "seconds": 1.0, "only": []}
     head = {"topic": "closed_loop", "machine": machine, "options": options, "took_seconds": 9}
     rest = {"models": {"mlp": "an MLP"}, "cpu_share_at_rest": {"triton 1 instance": 0.01}, "failures": ["x: refused"]}
+    rest["found_settings"] = {"mlp": {"max_batch_size": 64, "because": "8: 40"}}
     return {"peers_closed_loop": {**head, **rest, "rows": rows}}
 
 
@@ -194,6 +196,7 @@ def test_results_are_rendered_as_tables_a_plot_and_goals(tmp_path: Path) -> None
     text = (tmp_path / "README.md").read_text()
     assert "| understudy envoy | 64 | 135 (130 to 140) |" in text
     assert "not measured: x: refused" in text
+    assert "- mlp: max_batch_size 64, because 8: 40\n" in text
     assert (tmp_path / "peers_closed_loop.webp").read_bytes()[8:12] == b"WEBP"
     (line,) = [
         line
@@ -228,3 +231,41 @@ def test_the_command_line_tells_what_it_can_measure_and_ends_what_it_started_on_
 def test_a_cell_without_an_answer_has_no_rate_and_waits_of_its_whole_time() -> None:
     figures = Figures.of([], seconds=0.6, answered=0, used=Usage(cpu_seconds=1.0, rss_mib=100.0))
     assert (figures.requests_per_second, figures.p50_ms, figures.p99_ms) == (0.0, 600.0, 600.0)
+
+
+def test_a_model_that_cannot_be_measured_is_a_failure_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def measure(model: BenchmarkModel, *_: object) -> dict[str, Any]:
+        if not measured:
+            measured.append("")
+            raise BenchmarkError("triton ended with 1")
+        measured.append(model.name)
+        return {"max_batch_size": 64}
+
+    monkeypatch.setattr(real_models, "_measure", measure)
+    result = real_models.run(Measuring(rounds=1, seconds=0.1, only=(), with_peers=True, work=tmp_path))
+
+    first, *others = REAL_MODELS
+    assert measured[1:] == others == list(result["found_settings"])
+    assert result["failures"] == [f"{REAL_MODELS[first].text}: triton ended with 1"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], {}),
+        (['{"event":"serving","step":1}', '{"event":"settings for this model and machine","max_ba'], {}),
+        (
+            ["Envoy began", '{"event":"settings for this model and machine","level":"info","because":"8: 40"}'],
+            {"because": "8: 40"},
+        ),
+        (['{"event":"cannot find settings for the model","reason":"too busy"}'], {"reason": "too busy"}),
+    ],
+)
+def test_what_a_server_found_is_read_from_its_log(tmp_path: Path, lines: list[str], expected: dict[str, str]) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join(lines) + "\n")
+    assert real_models.read_settings(log) == expected
