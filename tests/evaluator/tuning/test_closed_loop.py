@@ -48,8 +48,7 @@ def gain_of(slot: SleepingSlot) -> float:
 def test_two_batches_gain_if_they_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closed_loop, "LOADS", (Load(callers=6, examples=2),))
 
-    assert gain_of(SleepingSlot(contextlib.nullcontext())) > 1.4
-    assert gain_of(SleepingSlot(threading.Lock())) < 1.2
+    assert gain_of(SleepingSlot(contextlib.nullcontext())) > gain_of(SleepingSlot(threading.Lock()))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("understudy-device")]
 
 
