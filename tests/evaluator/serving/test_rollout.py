@@ -431,6 +431,62 @@ def test_the_counts_and_the_time_of_a_shadow_outlive_a_restart(shadow: Harness) 
     assert shadow.rollout.running is None  # of another kind
 
 
+def test_what_servers_compared_while_the_evaluator_was_away_counts(shadow: Harness) -> None:
+    def compared(name: str, requests: int) -> None:
+        report = reported(ShadowCounts(compared=requests, disagreeing=requests / 100))
+        shadow.servers[name] = ServerReport(name=name, key=OLD, reason="", shadow=report)
+
+    def total() -> int:
+        running = shadow.rollout.running
+        assert running is not None
+        assert running.shadow is not None
+        return running.shadow.compared
+
+    compared("one", 10)
+    compared("two", 40)
+    shadow.own = reported(ShadowCounts(compared=5))
+    for _ in range(6):
+        shadow.look()
+    assert total() == 55
+    compared("one", 13)
+    shadow.look()
+    assert total() == 58  # and this process is killed before it writes that
+    shadow.restart()
+    assert total() == 55
+    shadow.servers.clear()
+    compared("one", 30)
+    shadow.own = reported(ShadowCounts(compared=6))  # counts anew, as it is in the process that was killed
+    shadow.look()
+    assert total() == 55 + 20 + 6
+    compared("two", 4)  # was started again, too
+    compared("three", 7)  # was never reported before
+    for _ in range(4):
+        shadow.look()
+    assert total() == 55 + 20 + 6 + 4 + 7
+    shadow.restart()
+    shadow.look()
+    assert total() == 55 + 20 + 6 + 4 + 7 + 6
+
+
+def test_a_file_of_an_older_version_has_servers_count_from_their_first_report_on(shadow: Harness) -> None:
+    shadow.own = reported(ShadowCounts(compared=10))
+    for _ in range(6):
+        shadow.look()
+    file = shadow.folder / ROLLOUT_FILE
+    values = json.loads(file.read_bytes())
+    del values["shadow_servers"]
+    file.write_text(json.dumps(values))
+    shadow.own = None
+    shadow.restart()
+    for requests in (50, 53):
+        report = reported(ShadowCounts(compared=requests))
+        shadow.servers["one"] = ServerReport(name="one", key=OLD, reason="", shadow=report)
+        shadow.look()
+    assert shadow.rollout.running is not None
+    assert shadow.rollout.running.shadow is not None
+    assert shadow.rollout.running.shadow.compared == 13
+
+
 def test_a_second_rollout_begins_with_numbers_of_its_own(shadow: Harness) -> None:
     shadow.own = reported(ShadowCounts(compared=50, disagreeing=30.0))
     shadow.look()

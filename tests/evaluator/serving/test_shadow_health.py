@@ -41,16 +41,25 @@ def test_without_a_limit_no_disagreement_takes_it_back() -> None:
     assert not shadow_complaint(ShadowCounts(compared=10**6, disagreeing=1e6), plan)
 
 
-def test_servers_count_from_zero_and_after_a_restart_from_their_first_report_on() -> None:
+def test_servers_count_from_zero_and_after_a_restart_from_their_last_known_report_on() -> None:
     first, later = ShadowCounts(compared=10, disagreeing=1.0), ShadowCounts(compared=25, disagreeing=2.0)
-    fresh, resumed = ShadowTally(None), ShadowTally(ShadowCounts(compared=100))
-    for tally in (fresh, resumed):
+    fresh = ShadowTally()
+    resumed = ShadowTally(ShadowCounts(compared=100), {"one": ShadowCounts(compared=4, disagreeing=0.5)})
+    unknown = ShadowTally(ShadowCounts(compared=100), None)
+    for tally in (fresh, resumed, unknown):
         tally.add("one", first)
         tally.add("one", later)
         tally.add("one", ShadowCounts(compared=3, largest_difference=0.5))  # it was started again
-    assert (fresh.total.compared, resumed.total.compared) == (28, 118)
-    assert fresh.total.disagreeing == 2.0
+    assert [tally.total.compared for tally in (fresh, resumed, unknown)] == [28, 124, 118]
+    assert (fresh.total.disagreeing, resumed.total.disagreeing) == (2.0, 1.5)
     assert fresh.total.largest_difference == 0.5
+
+
+def test_a_server_that_was_started_again_and_has_compared_more_by_now_counts_from_zero() -> None:
+    tally = ShadowTally()
+    tally.add("one", ShadowCounts(compared=10, disagreeing=5.0, seconds=1.0))
+    tally.add("one", ShadowCounts(compared=20, disagreeing=1.0, seconds=0.5))
+    assert (tally.total.compared, tally.total.disagreeing) == (30, 6.0)
 
 
 @given(

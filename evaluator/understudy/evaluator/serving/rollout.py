@@ -16,7 +16,7 @@ from understudy.evaluator.rollout_plan import LEAST_FOLLOWERS, CanaryPlan, Rollo
 from understudy.evaluator.serving.decision_file import Canary, DecisionFile, Shadow
 from understudy.evaluator.serving.rollout_file import RolloutFile, RunningRollout
 from understudy.evaluator.serving.rollout_health import ServerReport
-from understudy.evaluator.serving.rollout_watch import watch_of
+from understudy.evaluator.serving.rollout_watch import OWN_NAME, watch_of
 from understudy.evaluator.serving.shadow_health import ShadowCounts, ShadowReport
 from understudy.evaluator.types import CheckpointKey, EvaluationOutcome
 
@@ -218,6 +218,7 @@ class Rollout:
             elapsed_seconds=0.0,
             after_seconds=plan.after_seconds,
             shadow=None if isinstance(plan, CanaryPlan) else ShadowCounts(),
+            shadow_servers=None if isinstance(plan, CanaryPlan) else {},
             least_requests=0 if isinstance(plan, CanaryPlan) else plan.least_requests,
         )
         self._file.write(running)
@@ -316,7 +317,7 @@ class Rollout:
         own = self._own()
         if own is None:
             return self._followers()
-        return [*self._followers(), ServerReport(name="", key=self.before or (None, ""), reason="", shadow=own)]
+        return [*self._followers(), ServerReport(name=OWN_NAME, key=self.before or (None, ""), reason="", shadow=own)]
 
     def _save(self, running: RunningRollout, now: float) -> None:
         self._saved_at = now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,7 @@ class RunningRollout:
         elapsed_seconds: For how long one of them has served it, or has had it loaded to compute requests once more.
         after_seconds: After how long all serve it.
         shadow: What came of the requests that it computed once more; None for a canary.
+        shadow_servers: The last report of each server that is counted in it; None if they are not known.
         least_requests: How many of them it takes besides the time.
     """
 
@@ -43,6 +45,7 @@ class RunningRollout:
     elapsed_seconds: float
     after_seconds: float
     shadow: ShadowCounts | None = None
+    shadow_servers: Mapping[str, ShadowCounts] | None = None
     least_requests: int = 0
 
     @property
@@ -85,7 +88,7 @@ class RolloutFile:
         """Return the rollout with the time of the present plan; None if there is none, or it is of another kind."""
         try:
             values = json.loads(self._path.read_bytes())
-            shadow = values.get("shadow")
+            shadow, servers = values.get("shadow"), values.get("shadow_servers")
             is_shadow = isinstance(plan, ShadowPlan)
             if (shadow is not None) != is_shadow:
                 _log.warning("the rollout that was under way is of another kind than the setting; it begins anew")
@@ -99,6 +102,9 @@ class RolloutFile:
                 elapsed_seconds=float(values["elapsed_seconds"]),
                 after_seconds=plan.after_seconds,
                 shadow=None if shadow is None else shadow_counts(shadow),
+                shadow_servers=None
+                if servers is None
+                else {str(name): shadow_counts(counts) for name, counts in servers.items()},
                 least_requests=plan.least_requests if isinstance(plan, ShadowPlan) else 0,
             )
         except FileNotFoundError:

@@ -22,6 +22,10 @@ LOST_SECONDS: Final = 60.0
 """How long none of them may serve the version after one did."""
 
 
+OWN_NAME: Final = ""
+"""The name of the evaluator's own report, whose counts begin with its process."""
+
+
 class Watch(Protocol):
     """Watches one rollout. For one thread."""
 
@@ -68,7 +72,7 @@ class _Failing:
     def objection(self, what: str, now: float) -> str:
         for name, since in self._since.items():
             if now - since >= FAILING_SECONDS:
-                who = f"server {name}" if name else "the evaluator"
+                who = "the evaluator" if name == OWN_NAME else f"server {name}"
                 return f"{who} does not {what} it: {self._reasons[name]}"
         return ""
 
@@ -134,7 +138,7 @@ class ShadowWatch:
         self._plan = plan
         self._loaded_at = now
         self._failing = _Failing()
-        self._tally = ShadowTally(None if running is None else running.shadow)
+        self._tally = ShadowTally() if running is None else ShadowTally(running.shadow, running.shadow_servers)
 
     def look(
         self, running: RunningRollout, before: CheckpointKey | None, servers: Sequence[ServerReport], now: float
@@ -156,7 +160,8 @@ class ShadowWatch:
 
     def counted(self, running: RunningRollout) -> RunningRollout:
         """See `Watch`."""
-        return replace(running, shadow=self._tally.total)
+        servers = {name: counts for name, counts in self._tally.last.items() if name != OWN_NAME}
+        return replace(running, shadow=self._tally.total, shadow_servers=servers)
 
     def objection(self, running: RunningRollout, now: float) -> str:
         """See `Watch`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from understudy.evaluator.rollout_plan import LEAST_COMPARED, ShadowPlan
@@ -45,7 +46,7 @@ class ShadowCounts:
     def since(self, earlier: ShadowCounts) -> ShadowCounts:
         """Return what came after an earlier reading; all of it if the counts began anew since."""
         gone = self._with(earlier, -1)
-        return self if min(gone.compared, gone.errors, gone.dropped) < 0 else gone
+        return self if min(asdict(gone).values()) < 0 else gone
 
     def _with(self, other: ShadowCounts, sign: int) -> ShadowCounts:
         sums = {name: value + sign * getattr(other, name) for name, value in asdict(self).items()}
@@ -89,21 +90,31 @@ class ShadowReport:
 class ShadowTally:
     """Adds up what servers report. For one thread.
 
+    Servers count on while the evaluator is away, and from zero when they begin.
+
     Args:
-        saved: What was counted before a restart; then each server counts from its first report on, else from zero.
+        saved: What was counted before a restart.
+        last: The last reading of each server that is in it; None if they are not known: then each counts from its
+            first report on.
+
+    Attributes:
+        total: What was counted.
+        last: The last reading of each server.
     """
 
-    def __init__(self, saved: ShadowCounts | None) -> None:
-        self._is_resumed = saved is not None
-        self._last: dict[str, ShadowCounts] = {}
+    def __init__(
+        self, saved: ShadowCounts | None = None, last: Mapping[str, ShadowCounts] | None = MappingProxyType({})
+    ) -> None:
+        self._is_known = last is not None
+        self.last = {} if last is None else dict(last)
         self.total = saved or ShadowCounts()
 
     def add(self, name: str, reading: ShadowCounts) -> None:
         """Add what a server counted since its last reading."""
-        last = self._last.get(name)
-        if last is not None or not self._is_resumed:
+        last = self.last.get(name)
+        if last is not None or self._is_known:
             self.total = self.total.plus(reading.since(last or ShadowCounts()))
-        self._last[name] = reading
+        self.last[name] = reading
 
 
 def shadow_complaint(counts: ShadowCounts, plan: ShadowPlan) -> str:
