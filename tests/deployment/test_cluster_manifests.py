@@ -148,6 +148,24 @@ def test_workers_compute_and_the_head_does_not(name: str) -> None:
 
 
 @every_rendering
+def test_the_objects_of_each_node_fit_into_its_shared_memory(name: str) -> None:
+    """Ray takes 30% of a pod's memory for them, and a slow folder where that is more than there is shared memory."""
+    spec, nodes = cluster_of(name)["spec"], [*cluster_pods(cluster_of(name))]
+    for group, pod in zip([spec["headGroupSpec"], *spec["workerGroupSpecs"]], nodes, strict=True):
+        assert_objects_fit(options_of(group)["object_store_memory"], pod.spec["volumes"])
+    (node,) = evaluator_of(name).spec["initContainers"]
+    assert_objects_fit(start_options(node["command"][2:])["object_store_memory"], evaluator_of(name).spec["volumes"])
+
+
+def assert_objects_fit(size_bytes: int | None, volumes: list[Document]) -> None:
+    (memory,) = [
+        each["emptyDir"]["sizeLimit"] for each in volumes if each.get("emptyDir", {}).get("medium") == "Memory"
+    ]
+    assert size_bytes is not None
+    assert 2**28 < size_bytes <= 0.8 * int(memory.removesuffix("Gi")) * 2**30
+
+
+@every_rendering
 def test_workers_read_datasets_from_the_evaluator_s_paths_and_change_nothing_there(name: str) -> None:
     def claims(pod: Pod) -> dict[str, tuple[str, bool]]:
         volumes = {each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in pod.spec["volumes"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from testkit.manifests import (
     Pod,
     by_kind,
     chart,
+    cluster_pods,
     image_environment,
     overlay,
     pods,
@@ -51,7 +53,7 @@ TYPED = {
     "TrainJob": models.TrainerV1alpha1TrainJob,
     "ClusterTrainingRuntime": models.TrainerV1alpha1ClusterTrainingRuntime,
 }
-OF_OTHERS = {"Certificate", "GRPCRoute", "Issuer", "PodMonitor", "PrometheusRule", "ScaledObject"}
+OF_OTHERS = {"BackendTLSPolicy", "Certificate", "GRPCRoute", "Issuer", "PodMonitor", "PrometheusRule", "ScaledObject"}
 USAGE_ERROR = 2
 
 EVERYTHING: dict[str, Any] = {
@@ -61,7 +63,7 @@ EVERYTHING: dict[str, Any] = {
     "gateway": {"name": "gateway", "hostnames": ["understudy.example.com"]},
     "tls": {"secret": "understudy-tls"},
     "callers": {"secret": "understudy-callers"},
-    "monitoring": {"enabled": True},
+    "monitoring": {"enabled": True, "tokenSecret": "understudy-observer"},
     "networkPolicy": {"enabled": True},
     "run": {"claim": "runs"},
 }
@@ -76,7 +78,11 @@ JOB: dict[str, Any] = {
     "job": {"enabled": True, "name": "flowers", "workers": 4, "env": {"UNDERSTUDY_SEED": 7}},
     "fleet": {"enabled": True},
 }
-CLUSTER: dict[str, Any] = {"cluster": {"enabled": True, "workers": 3}, "run": {"claim": "runs"}}
+CLUSTER: dict[str, Any] = {
+    "cluster": {"enabled": True, "workers": 3},
+    "networkPolicy": {"enabled": True},
+    "run": {"claim": "runs"},
+}
 CHARTS = {
     "chart": {},
     "chart-everything": EVERYTHING,
@@ -238,6 +244,7 @@ def test_a_pod_has_no_rights_that_it_does_not_need(name: str) -> None:
         security = pod.spec["securityContext"]
         assert security["runAsNonRoot"]
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert security["fsGroupChangePolicy"] == "OnRootMismatch"  # else every start looks at each file of a run
         assert pod.spec["automountServiceAccountToken"] is False
         assert pod.container["securityContext"] == {
             "readOnlyRootFilesystem": True,
@@ -292,6 +299,7 @@ def test_what_selects_pods_finds_them(name: str) -> None:
         if kind in ("HorizontalPodAutoscaler", "ScaledObject"):
             scaled = {each["metadata"]["name"] for each in by_kind(documents, "Deployment")}
             assert spec["scaleTargetRef"]["name"] in scaled
+            assert spec["scaleTargetRef"]["name"] == document["metadata"]["name"]  # so none has two
     for pod in all_pods:
         for constraint in pod.spec.get("topologySpreadConstraints", ()):
             assert constraint["labelSelector"]["matchLabels"].items() <= pod.labels.items()
@@ -309,6 +317,45 @@ def test_the_route_s_weights_are_shares_of_services_that_exist(name: str, weight
         assert backend["port"] in [port["port"] for port in services[backend["name"]]["ports"]]
         selected.append(services[backend["name"]]["selector"])
     assert selected[0] != selected[1]
+
+
+@pytest.mark.parametrize("name", ["production", "production-network", "chart-everything"])
+def test_a_gateway_speaks_tls_to_the_servers_of_the_route(name: str) -> None:
+    documents = documents_of(name)
+    (route,), (policy,) = by_kind(documents, "GRPCRoute"), by_kind(documents, "BackendTLSPolicy")
+    services = {document["metadata"]["name"]: document for document in by_kind(documents, "Service")}
+    behind = {backend["name"] for rule in route["spec"]["rules"] for backend in rule["backendRefs"]}
+    assert {target["name"] for target in policy["spec"]["targetRefs"]} == behind
+    for service in behind:  # "h2c" would say that they speak no TLS
+        assert not [port for port in services[service]["spec"]["ports"] if "appProtocol" in port]
+    (reference,) = policy["spec"]["validation"]["caCertificateRefs"]
+    assert reference == {"group": "", "kind": "Secret", "name": "understudy-tls"}
+    assert policy["spec"]["validation"]["hostname"] in behind
+    assert not by_kind(chart({**EVERYTHING, "tls": {}}), "BackendTLSPolicy")
+
+
+@pytest.mark.parametrize("name", ["production", "production-network", "chart-everything"])
+def test_prometheus_is_a_caller_over_tls_where_servers_ask_for_one(name: str) -> None:
+    (monitor,) = by_kind(documents_of(name), "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == {
+        "ca": {"secret": {"name": "understudy-tls", "key": "ca.crt"}},
+        "serverName": "understudy-fleet",
+    }
+    assert endpoint["authorization"] == {"credentials": {"name": "understudy-observer", "key": "token"}}
+
+
+def test_network_policies_let_the_evaluator_and_its_cluster_talk() -> None:
+    """Ray's nodes call each other on ports of their own, and the evaluator's pod is one of them."""
+    documents = documents_of("chart-cluster")
+    (cluster,) = by_kind(documents, "RayCluster")
+    policies = {document["metadata"]["name"]: document["spec"] for document in by_kind(documents, "NetworkPolicy")}
+    nodes = policies["understudy-cluster"]["podSelector"]
+    assert all(nodes["matchLabels"].items() <= pod.labels.items() for pod in cluster_pods(cluster))
+    servers = policies["understudy-servers"]
+    assert {"from": [{"podSelector": nodes}]} in servers["ingress"]
+    assert {"to": [{"podSelector": nodes}]} in servers["egress"]
 
 
 BY_VOLUME = ["fleet", "production", "fleet-keda", "chart-everything"]
@@ -337,7 +384,7 @@ def test_a_fleet_that_follows_over_the_network_calls_a_service_and_port_of_the_e
     for policy in by_kind(documents, "NetworkPolicy"):
         if policy["metadata"]["name"] == "understudy-servers":
             evaluator = {"app.kubernetes.io/name": "understudy", "app.kubernetes.io/component": "evaluator"}
-            peers = [rule["to"] for rule in policy["spec"]["egress"] if {"port": "grpc"} in rule["ports"]]
+            peers = [rule["to"] for rule in policy["spec"]["egress"] if {"port": "grpc"} in rule.get("ports", ())]
             assert peers == [[{"podSelector": {"matchLabels": evaluator}}]]
 
 
@@ -352,6 +399,12 @@ def test_the_fleet_is_scaled_by_a_metric_that_the_program_has(name: str) -> None
     for scaler in by_kind(documents, "ScaledObject"):
         (trigger,) = scaler["spec"]["triggers"]
         assert "(understudy_queue_examples{" in trigger["metadata"]["query"]
+        (pattern,) = re.findall(r'pod=~"([^"]+)"', trigger["metadata"]["query"])
+        assert re.fullmatch(pattern, "understudy-fleet-6d9c7f8b5-x2x4z")
+        assert not re.fullmatch(pattern, "understudy-fleet-canary-6d9c7f8b5-x2x4z")
+        behavior = scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        (autoscaler,) = by_kind(overlay("fleet"), "HorizontalPodAutoscaler")
+        assert behavior == autoscaler["spec"]["behavior"]  # `cooldownPeriod` is about no servers at all
     kinds = {document["kind"] for document in documents}
     assert len(kinds & {"HorizontalPodAutoscaler", "ScaledObject"}) == 1
 

@@ -79,7 +79,12 @@
 {{- if .canary -}}
 {{- $text = $text | replace "component: fleet" "component: fleet-canary" | replace "name: understudy-fleet" "name: understudy-fleet-canary" -}}
 {{- end -}}
-{{- $text -}}
+{{- include "understudy.plain" (dict "root" .root "text" $text) -}}
+{{- end -}}
+
+{{- /* A service's manifest, which says that its servers speak no TLS only where that is so: root, text. */ -}}
+{{- define "understudy.plain" -}}
+{{- ternary (.text | replace ", appProtocol: kubernetes.io/h2c" "") .text (ne .root.Values.tls.secret "") -}}
 {{- end -}}
 
 {{- /* Have the evaluator use the cluster: root, pod. */ -}}
