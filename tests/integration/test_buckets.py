@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -197,3 +198,76 @@ def test_publishing_where_it_cannot_be_is_one_sentence(s3: BucketServer, tmp_pat
         assert result.exit_code == exit_code
         assert text in result.stderr
         assert "Traceback" not in result.stderr
+
+
+def test_commands_without_a_server_take_checkpoints_from_a_bucket(
+    s3: BucketServer, tmp_path: Path, chief: Chief, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(status: int, *arguments: object) -> str:
+        result = CliRunner().invoke(main, [*map(str, arguments)])
+        assert result.exit_code == status, result.output
+        return result.output
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    url, run, data = f"{s3.make_bucket()}/run", tmp_path / "run", tmp_path / "test.npz"
+    write_dataset(data, best_step=20)
+    chief.publish(10)
+    chief.publish(20)
+    s3.upload(run, url)
+
+    for step, chosen in ((10, "10"), (20, "latest")):
+        exported = tmp_path / f"{step}.keras"
+        assert f"step {step} exported" in said(0, "export", "--run-dir", url, "--step", chosen, "--output", exported)
+        assert exported.read_bytes() == (RunDir(run).checkpoint(step) / "model.keras").read_bytes()
+    here, there = (
+        json.loads(said(0, "evaluate", data, "--run-dir", folder, "--version", "10", "--json")) for folder in (run, url)
+    )
+    assert (there["step"], there["metrics"]) == (here["step"], here["metrics"])
+
+    assert "there are [10, 20]" in said(1, "export", "--run-dir", url, "--step", "30", "--output", tmp_path / "a.keras")
+    assert "(--state-dir), or latest, or a step" in said(1, "evaluate", data, "--run-dir", url)
+    assert "there is no checkpoint yet, neither at" in said(
+        1, "evaluate", data, "--run-dir", f"{url}s", "--version=latest"
+    )
+    monkeypatch.setattr(s3, "refuse", lambda _: "403 Forbidden")
+    assert f"{url} cannot be read: " in said(1, "evaluate", data, "--run-dir", url, "--version", "10")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "--run-dir=RUN", "--output=URL"],
+        ["export", "--run-dir=RUN", "--output=a.keras", "--state-dir=URL"],
+        ["predict", "FILE", "--run-dir=RUN", "--output=URL"],
+        ["predict", "URL", "--run-dir=RUN", "--output=out"],
+        ["evaluate", "URL", "--run-dir=RUN"],
+        ["publish", "--run-dir=URL", "--to=URL"],
+        ["sign", "URL", "--sign-key=FILE"],
+        ["train", "digits", "--run-dir=URL", "--steps=10"],
+        ["run", "digits", "--run-dir=URL", "--steps=10"],
+        ["serve", "--run-dir=RUN", "--state-dir=URL"],
+        ["serve", "--run-dir=URL", "--eval-data=test=URL"],
+        ["replay", "URL"],
+        ["events", "list", "--state-dir=URL"],
+    ],
+    ids=lambda arguments: "-".join(arguments[:2]),
+)
+def test_a_url_where_a_path_is_meant_is_refused_and_nothing_is_written(
+    tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    given = {"RUN": "run", "FILE": "file", "URL": "s3://bucket/folder"}
+    for name, value in given.items():
+        arguments = [argument.replace(name, value) for argument in arguments]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "'s3://bucket/folder' is a URL; give a path on this machine" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_publishing_to_another_store_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["publish", f"--run-dir={tmp_path}", "--to=gs://bucket/run"])
+    assert result.exit_code == 2
+    words = " ".join(result.output.split())
+    assert "give s3://BUCKET/PATH, not gs://bucket/run. To other stores, copy the run folder with" in words

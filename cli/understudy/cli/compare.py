@@ -20,13 +20,14 @@ from understudy.cli.scoring_options import (
     slice_min_examples_option,
     slice_option,
 )
+from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
     from understudy.clients import Client, CompareResult, Metric, MetricDifference, Version
 
 
 @click.command("compare")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.argument("file", type=LocalPath(exists=True, dir_okay=False, path_type=Path), required=False)
 @click.option(
     "--versions",
     type=VersionsType(),

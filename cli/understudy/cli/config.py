@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from understudy.cli.command_errors import CommandError
+from understudy.cli.values import LocalPath
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +50,7 @@ def config_option(first_flag: str) -> Callable[[F], F]:
     """Give a command ``--config FILE``, whose keys become the defaults of its `SettingOption`s."""
     return click.option(
         "--config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=LocalPath(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
         envvar="UNDERSTUDY_CONFIG",
         is_eager=True,

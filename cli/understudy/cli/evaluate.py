@@ -29,6 +29,7 @@ from understudy.cli.scoring_options import (
     slice_min_examples_option,
     slice_option,
 )
+from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
     from understudy.clients import Client, EvaluateResult, Evaluation, Metric, Progress, Version
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @click.command("evaluate")
-@click.argument("files", type=click.Path(exists=True, path_type=Path), nargs=-1)
+@click.argument("files", type=LocalPath(exists=True, path_type=Path), nargs=-1)
 @version_option("The version to score; loaded on demand. By default the serving version, with --run-dir the best.")
 @metric_option
 @slice_option
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--progress-file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=LocalPath(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="With --run-dir, keep the progress in this file; the same command goes on from it if it was interrupted.",
 )

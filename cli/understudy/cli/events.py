@@ -12,6 +12,7 @@ import click
 
 from understudy.cli.command_errors import reported
 from understudy.cli.output import print_json, print_table
+from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
     from understudy.evaluator.records.outbox import Delivery, Outbox
@@ -22,7 +23,7 @@ _MOST = 10_000
 _state_dir = click.option(
     "--state-dir",
     required=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=LocalPath(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     envvar="UNDERSTUDY_STATE_DIR",
     help="The evaluator's state folder: RUN/evaluator, unless the server has another one.",

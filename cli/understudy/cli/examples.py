@@ -15,6 +15,7 @@ from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.connection import ConnectionSettings, VersionType, connected
 from understudy.cli.options import settings_options
 from understudy.cli.output import plain, print_table
+from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
     from understudy.clients import ExampleList, Version
@@ -45,7 +46,7 @@ def _output_file(_: click.Context, __: click.Parameter, value: Path | None) -> P
 )
 @click.option(
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=LocalPath(dir_okay=False, path_type=Path),
     callback=_output_file,
     metavar="FILE",
     help="Write them, with their inputs and targets, to a file that ends in .json, .csv or .npz; --eval-data takes "

@@ -10,6 +10,7 @@ import click
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.run_checkpoint import RunCheckpoints, checkpoint_options
+from understudy.cli.values import LocalPath
 from understudy.evaluator.evaluator_errors import EvaluatorError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class _StepType(click.ParamType["_Step"]):
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     required=True,
     metavar="PATH",
     help="For keras, a path that ends in .keras, or the folder to put model.keras into; for saved_model, the folder "

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from understudy.cli.command_errors import CommandError
 from understudy.cli.connection import ConnectionSettings, connected
 from understudy.cli.options import settings_options
+from understudy.cli.values import LocalPath
 
 _PATIENCE_SECONDS: Final = 5.0
 
@@ -28,7 +29,7 @@ _ANY_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # n
 @click.option("--service", default="", metavar="NAME", help="One service, such as understudy.v1.PredictionService.")
 @click.option(
     "--address-file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=LocalPath(dir_okay=False, path_type=Path),
     metavar="FILE",
     envvar="UNDERSTUDY_ADDRESS_FILE",
     help="Ask the server that wrote this file (`understudy serve --address-file`), unless --target is given.",

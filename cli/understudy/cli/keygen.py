@@ -9,10 +9,11 @@ import click
 from understudy.checkpoints.checkpoint_errors import KeyFileError
 from understudy.checkpoints.signing import public_file, write_key_pair
 from understudy.cli.command_errors import reported
+from understudy.cli.values import LocalPath
 
 
 @click.command("keygen")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=LocalPath(dir_okay=False, path_type=Path))
 def command(file: Path) -> None:
     """Make a key pair for signed checkpoints: FILE, which only you may read, and FILE.pub.
 

@@ -9,9 +9,9 @@ parsed alike. A field that is itself a settings dataclass contributes its own fi
 - ``tuple[T, ...]`` of these: comma-separated (or by ``separator`` in ``metadata``), or the flag repeated;
 - ``Mapping[str, T]``: ``NAME=VALUE``, likewise.
 
-``metadata`` holds ``help`` (a sentence), and may hold ``metavar`` and ``choices``. A field without a default is
-required. ``__post_init__`` validates by raising ValueError; where the text begins with a field's name, the error names
-the flag.
+``metadata`` holds ``help`` (a sentence), and may hold ``metavar``, ``choices``, and ``url`` where a path may be a URL.
+A field without a default is required. ``__post_init__`` validates by raising ValueError; where the text begins with a
+field's name, the error names the flag.
 """
 
 from __future__ import annotations
@@ -156,7 +156,12 @@ def _leaves(settings_type: type[Any]) -> Iterator[_Leaf]:
         yield _Leaf(
             name=field.name,
             annotation=annotation,
-            value=value_type(annotation, field.metadata.get("choices"), field.metadata.get("separator", ",")),
+            value=value_type(
+                annotation,
+                field.metadata.get("choices"),
+                field.metadata.get("separator", ","),
+                may_be_url=field.metadata.get("url", False),
+            ),
             default=field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
             metadata=field.metadata,
         )

@@ -21,6 +21,7 @@ from understudy.cli.run_checkpoint import (
     workers_options,
 )
 from understudy.cli.scoring_options import progress_bar
+from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -32,7 +33,7 @@ _SHOWN_ROWS: Final = 20
 
 
 @click.command("predict")
-@click.argument("files", type=click.Path(exists=True, path_type=Path), nargs=-1, required=True)
+@click.argument("files", type=LocalPath(exists=True, path_type=Path), nargs=-1, required=True)
 @version_option("A version that is loaded, by default the serving one; with --run-dir any, by default the best.")
 @click.option(
     "--batch-size",
@@ -44,7 +45,7 @@ _SHOWN_ROWS: Final = 20
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     metavar="FILE.npz|DIR",
     help="Write every output under its name, and the step that computed each example under 'step'. With --run-dir, a "
     "folder with a file for each part of the data.",

@@ -12,15 +12,16 @@ from pathlib import Path
 import click
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
-from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
 from understudy.cli.command_errors import CommandError, reported
+from understudy.cli.values import LocalPath
 
 
 @click.command("publish")
 @click.option(
     "--run-dir",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=LocalPath(file_okay=False, path_type=Path),
     envvar="UNDERSTUDY_RUN_DIR",
     metavar="RUN",
     help="The local run folder, which the trainer may be writing to.",
@@ -51,7 +52,11 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
     from understudy.checkpoints.remote.s3 import S3Files
 
     if not url.startswith(S3_SCHEME):
-        raise click.BadParameter(f"give s3://BUCKET/PATH, not {url}", param_hint="'--to'")
+        raise click.BadParameter(
+            f"give s3://BUCKET/PATH, not {url}. To other stores, copy the run folder with the store's own tools, each "
+            f"checkpoint's {MANIFEST_FILE} last; `understudy serve` reads run folders at gs://, too.",
+            param_hint="'--to'",
+        )
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("understudy").setLevel(logging.INFO)
     stopped = threading.Event()

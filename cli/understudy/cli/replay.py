@@ -18,6 +18,7 @@ from understudy.cli.connection import ConnectionSettings, VersionType, connected
 from understudy.cli.options import settings_options
 from understudy.cli.output import print_json, print_table
 from understudy.cli.scoring_options import progress_bar
+from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
     from understudy.clients import Client, ModelMetadata, Version
@@ -27,7 +28,7 @@ Array = npt.NDArray[Any]
 
 
 @click.command("replay")
-@click.argument("folder", metavar="DIR", type=click.Path(exists=True, path_type=Path))
+@click.argument("folder", metavar="DIR", type=LocalPath(exists=True, path_type=Path))
 @click.option("--version", type=VersionType(), required=True, help="The version to send the requests to; it is loaded.")
 @click.option(
     "--against",

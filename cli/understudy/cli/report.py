@@ -14,6 +14,7 @@ from understudy.cli.connection import ConnectionSettings, VersionsType, VersionT
 from understudy.cli.options import settings_options
 from understudy.cli.output import evaluation_as_json, plain
 from understudy.cli.report_page import read_drift
+from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
     from understudy.cli.report_page import Changes, Report
@@ -39,7 +40,7 @@ def _output_file(_: click.Context, __: click.Parameter, value: Path) -> Path:
 @click.option("--dataset", metavar="NAME", help="The dataset; the server's first one by default.")
 @click.option(
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=LocalPath(dir_okay=False, path_type=Path),
     required=True,
     callback=_output_file,
     metavar="FILE",
@@ -47,7 +48,7 @@ def _output_file(_: click.Context, __: click.Parameter, value: Path) -> Path:
 )
 @click.option(
     "--drift",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=LocalPath(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Show drift, too: what `understudy drift --json` prints, or drift.json of the server's state folder.",
 )

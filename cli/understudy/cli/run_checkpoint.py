@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from understudy.cli.values import LocalPath
+
 if TYPE_CHECKING:
     from understudy.evaluator.model.export import CheckpointExporter
     from understudy.evaluator.sharding.evaluate import MakePool
@@ -25,9 +27,14 @@ def _folder(flag: str, help_text: str) -> Callable[[Command], Command]:
 
 
 _OPTIONS = (
-    _folder("--run-dir", "The run folder whose checkpoints are used, without a server."),
+    _folder("--run-dir", "The run folder whose checkpoints are used, without a server, or its URL."),
     _folder("--checkpoints", "Instead of --run-dir, the folder of checkpoints that the server was given."),
-    _folder("--state-dir", "The evaluator's state folder, if not the default."),
+    click.option(
+        "--state-dir",
+        type=LocalPath(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="The evaluator's state folder, if not the default.",
+    ),
     click.option(
         "--experiment", metavar="EXPERIMENT", help="Builds the model of weights-only checkpoints, as for serve."
     ),
@@ -39,7 +46,7 @@ _OPTIONS = (
     click.option(
         "--require-signature",
         multiple=True,
-        type=click.Path(path_type=Path),
+        type=LocalPath(path_type=Path),
         metavar="FILE",
         help="Accept only a checkpoint that is signed with the private key of this public key, as for serve.",
     ),
@@ -84,7 +91,8 @@ class RunCheckpoints:
         except SettingsError as error:
             raise click.UsageError(str(error)) from error
         return CheckpointExporter(
-            run_dir=self.run_dir,
+            run_dir=None if settings.location.url is not None else self.run_dir,
+            run_url=settings.location.url if settings.location.is_run else None,
             state_dir=settings.evaluator_state_dir,
             build_model=None if self.experiment is None else load_experiment(self.experiment).build_model,
             allow_unsafe_models=self.allow_unsafe_models,

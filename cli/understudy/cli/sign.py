@@ -10,14 +10,15 @@ from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.checkpoints.detached import sign_checkpoint
 from understudy.checkpoints.signing import SigningKey
 from understudy.cli.command_errors import CommandError, reported
+from understudy.cli.values import LocalPath
 
 
 @click.command("sign")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, type=LocalPath(path_type=Path), metavar="PATH...")
 @click.option(
     "--sign-key",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=LocalPath(dir_okay=False, path_type=Path),
     envvar="UNDERSTUDY_SIGN_KEY",
     metavar="FILE",
     help="The private key; see understudy keygen.",

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from understudy.cli.command_errors import CommandError
+from understudy.cli.values import LocalPath
 from understudy.service.callers.callers_file import hash_text, new_token
 from understudy.service.calls.caller import Group
 
@@ -23,7 +24,7 @@ from understudy.service.calls.caller import Group
 )
 @click.option(
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=LocalPath(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="The new file for the token, which only this user can read; NAME.token by default.",
 )

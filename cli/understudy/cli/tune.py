@@ -39,6 +39,7 @@ from understudy.cli.tune_search import (
     scores_differ,
     whisker,
 )
+from understudy.cli.values import LocalPath
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.evaluator_errors import EvaluatorError
 from understudy.evaluator.settings import CheckpointLocation
@@ -103,9 +104,11 @@ class TuneSettings:
             folder=folder, is_run=self.run_dir is not None, experiment=self.experiment, eval_data=self.eval_data
         )
         location.check()
+        if location.url is not None:
+            return  # the servers say what is wrong with it
         if location.is_run and not RunDir(folder).committed_steps():
             raise CommandError(f"there is no checkpoint in {RunDir(folder).checkpoints}; train first")
-        if not location.is_run and location.url is None and not folder.is_dir():
+        if not location.is_run and not folder.is_dir():
             raise CommandError(f"there is no folder {folder}; give that of the checkpoints")
 
     def arguments(self, step: int | None) -> list[str]:
@@ -126,7 +129,7 @@ class TuneSettings:
 @click.command("tune")
 @click.option(
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=LocalPath(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Write what was found to this settings file, for `understudy serve --config`. It must not exist.",
 )

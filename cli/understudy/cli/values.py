@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import collections.abc
+import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import click
 
 Combine = Callable[[tuple[Any, ...]], Any]
 """Builds a field's value from the parts of its flag, variable or key."""
+
+
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]+://")
+
+
+class LocalPath(click.Path):
+    """A path on this machine: a URL would be taken for the name of a folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; see `click.Path`."""
+        if _URL.match(str(value)):
+            self.fail(
+                f"{str(value)!r} is a URL; give a path on this machine. `understudy publish` copies a run to a bucket, "
+                "and the bucket's own tools copy other files.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +49,12 @@ class Value:
     spread: Callable[[Any], tuple[str, ...]] = tuple
 
 
-def value_type(annotation: Any, choices: Sequence[str] | None = None, separator: str = ",") -> Value:
+def value_type(
+    annotation: Any, choices: Sequence[str] | None = None, separator: str = ",", *, may_be_url: bool = False
+) -> Value:
     """Return how to parse values of a resolved annotation, restricted to ``choices`` if given.
 
-    Several values in one text are separated by ``separator``.
+    Several values in one text are separated by ``separator``. A path that may be a URL is a `Path`, too.
 
     Raises:
         TypeError: `understudy.cli.options` does not list the annotation.
@@ -44,7 +65,7 @@ def value_type(annotation: Any, choices: Sequence[str] | None = None, separator:
     if origin in (collections.abc.Mapping, dict):
         pair = _Pair(_scalar(arguments[1], choices))
         return Value(param_type=_Listed(pair, separator), combine=_mapped, spread=_as_pairs)
-    return Value(param_type=_scalar(annotation, choices))
+    return Value(param_type=click.Path(path_type=Path) if may_be_url else _scalar(annotation, choices))
 
 
 def _scalar(annotation: Any, choices: Sequence[str] | None) -> click.ParamType[Any]:
@@ -60,7 +81,7 @@ def _scalar(annotation: Any, choices: Sequence[str] | None) -> click.ParamType[A
         int: click.INT,
         float: click.FLOAT,
         str: click.STRING,
-        Path: click.Path(path_type=Path),
+        Path: LocalPath(path_type=Path),
     }
     if annotation not in simple:
         raise TypeError(f"a setting cannot be of type {annotation}; see understudy.cli.options for those it can be of")

@@ -35,6 +35,7 @@ class ServingSettings:
             "help": "The run folder a trainer publishes its checkpoints to, or the URL that understudy publish copies "
             "them to (s3://...).",
             "metavar": "RUN",
+            "url": True,
         },
     )
     checkpoints: Path | None = field(
@@ -43,6 +44,7 @@ class ServingSettings:
             "help": "A folder of checkpoints that another program writes, in any format of Keras and TensorFlow, or "
             "its URL (s3://..., gs://...); instead of --run-dir.",
             "metavar": "DIR",
+            "url": True,
         },
     )
     experiment: str | None = field(

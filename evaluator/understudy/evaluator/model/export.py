@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.checkpoints.checkpoint_errors import CheckpointError, RemoteStorageError
 from understudy.checkpoints.fs import temporary_folder
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import BEST_FILE, LEASES_DIR, MODEL_FILE, RunDir, parse_step, step_name
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
+from understudy.checkpoints.remote.files import RemoteFiles, open_remote
+from understudy.checkpoints.remote.run_source import RemoteRunSource
 from understudy.checkpoints.signing import AcceptedKeys
-from understudy.checkpoints.source import PublishedCheckpoint
+from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint
 from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, VersionNotFoundError, first_line
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ class CheckpointExporter:
     Args:
         run_dir: The run folder, or None if another program writes the checkpoints.
         state_dir: The evaluator's state folder.
+        run_url: The remote run folder, instead of ``run_dir``; None if there is none.
         build_model: Returns a new Keras model, for checkpoints that hold only variables; None if there is no such
             function.
         allow_unsafe_models: Whether a stored model may name any class, function and operation.
@@ -47,20 +51,29 @@ class CheckpointExporter:
         *,
         run_dir: Path | None,
         state_dir: Path,
+        run_url: str | None = None,
         build_model: Callable[[], Any] | None = None,
         allow_unsafe_models: bool = False,
         accepted: AcceptedKeys | None = None,
     ) -> None:
         self._run = None if run_dir is None else RunDir(run_dir)
+        self._remote = None if run_url is None else open_remote(run_url)
         self._state_dir = state_dir
         self._build_model = build_model
         self._allow_unsafe_models = allow_unsafe_models
         self._accepted = accepted
 
     def steps(self) -> list[int]:
-        """Return the steps that can be exported, ascending."""
+        """Return the steps that can be exported, ascending.
+
+        Raises:
+            LoadError: The remote run folder cannot be read.
+        """
         leased = (parse_step(folder.name) for folder in (self._state_dir / LEASES_DIR).glob("*"))
         kept = [] if self._run is None else self._run.committed_steps()
+        if self._remote is not None:
+            with tempfile.TemporaryDirectory(prefix="understudy-") as mirror:
+                kept = [checkpoint.step for checkpoint in self._published(self._remote, Path(mirror))]
         return sorted({*(step for step in leased if step is not None), *kept})
 
     def resolve(self, step: int | Literal["best", "latest"]) -> int:
@@ -75,7 +88,8 @@ class CheckpointExporter:
         if step == "latest":
             steps = self.steps()
             if not steps:
-                raise VersionNotFoundError(f"there is no checkpoint yet, neither kept nor held in {self._state_dir}")
+                where = "kept" if self._remote is None else f"at {self._remote.url}"
+                raise VersionNotFoundError(f"there is no checkpoint yet, neither {where} nor held in {self._state_dir}")
             return steps[-1]
         return step
 
@@ -123,8 +137,13 @@ class CheckpointExporter:
         try:
             return int(json.loads(file.read_bytes())["step"])
         except FileNotFoundError as error:
+            elsewhere = (
+                ""
+                if self._remote is None
+                else ". Give the state folder of the server that scores them (--state-dir), or latest, or a step"
+            )
             raise VersionNotFoundError(
-                f"no checkpoint is best yet: there is no {file}; it is written when the first one was scored"
+                f"no checkpoint is best yet: there is no {file}; it is written when the first one was scored{elsewhere}"
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
@@ -151,7 +170,29 @@ class CheckpointExporter:
                 raise LoadError(f"step {step} cannot be exported: {error}") from error
             yield local
             return
+        if self._remote is not None:
+            for remote in self._published(self._remote, folder / "mirror", step):
+                if remote.step == step:
+                    yield self._fetch(remote, folder / "taken")
+                    return
         raise VersionNotFoundError(f"there is no checkpoint of step {step}; there are {self.steps()}")
+
+    def _published(self, files: RemoteFiles, mirror: Path, *wanted: int) -> Sequence[Checkpoint]:
+        """Return the checkpoints of the remote run folder."""
+        source = RemoteRunSource(files, RunDir(mirror), accepted=self._accepted)
+        try:
+            found = source.poll(wanted)
+            while not source.is_complete:
+                found = source.poll(wanted)
+        except OSError as error:
+            raise LoadError(f"{files.url} cannot be read: {error}") from error
+        return found
+
+    def _fetch(self, checkpoint: Checkpoint, into: Path) -> LocalCheckpoint:
+        try:
+            return checkpoint.fetch(into)
+        except (RemoteStorageError, CheckpointError) as error:
+            raise LoadError(f"step {checkpoint.step} cannot be exported: {error}") from error
 
     def _origins(self, step: int) -> list[tuple[Path, bool]]:
         """Return the folders that may hold a step, and whether each is private to the evaluator."""
