@@ -69,7 +69,6 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "events": frozenset({"service_errors", "settings"}),
     "exporters": frozenset({"events"}),
     "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
-    "figures": frozenset(),
     "page": frozenset({"calls", "live_numbers", "figures", "fleet", "readiness", "rest", "served_model"}),
     "grpcio": FRONT_END,
     "envoy": FRONT_END | {"logging", "readiness"},

@@ -17,6 +17,7 @@ from understudy.cli.scoring_options import (
     counted_batches,
     metric_option,
     progress_bar,
+    resampling_options,
     slice_min_examples_option,
     slice_option,
 )
@@ -40,21 +41,11 @@ if TYPE_CHECKING:
 @slice_option
 @slice_min_examples_option
 @batch_size_option
-@click.option(
-    "--resamples",
-    type=click.IntRange(1, 10_000),
+@resampling_options(
+    least=1,
     default=1000,
-    show_default=True,
-    metavar="N",
-    help="How many times to resample the examples for the intervals.",
-)
-@click.option(
-    "--confidence",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.95,
-    show_default=True,
-    metavar="PART",
-    help="The share of the resampled differences within an interval.",
+    resamples="How many times to resample the examples for the intervals.",
+    confidence="The share of the resampled differences within an interval.",
 )
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of the resampling."

@@ -26,6 +26,7 @@ from understudy.cli.scoring_options import (
     counted_batches,
     metric_option,
     progress_bar,
+    resampling_options,
     slice_min_examples_option,
     slice_option,
 )
@@ -42,21 +43,11 @@ if TYPE_CHECKING:
 @metric_option
 @slice_option
 @slice_min_examples_option
-@click.option(
-    "--resamples",
-    type=click.IntRange(0, 10_000),
+@resampling_options(
+    least=0,
     default=0,
-    show_default=True,
-    metavar="N",
-    help="How many times to resample the examples for the intervals; 0 for no intervals.",
-)
-@click.option(
-    "--confidence",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.95,
-    show_default=True,
-    metavar="SHARE",
-    help="The confidence level of the intervals.",
+    resamples="How many times to resample the examples for the intervals; 0 for no intervals.",
+    confidence="The confidence level of the intervals.",
 )
 @batch_size_option
 @click.option(

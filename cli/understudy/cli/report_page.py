@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.cli.command_errors import CommandError
 from understudy.cli.output import ComparabilityNotes
-from understudy.service.figures.figures import SHADES, shown, table
-from understudy.service.figures.outputs import output_sections
+from understudy.service.figures import SHADES, output_sections, shown, table
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation, ExampleList, Flips

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 ProgressCallback = Callable[[int, int | None], None]
 """Called with the number of examples done, and the total or None."""
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class _MetricType(click.ParamType["Metric"]):
@@ -59,6 +61,30 @@ slice_min_examples_option = click.option(
     metavar="N",
     help="Slices with fewer examples have no metrics.",
 )
+
+
+def resampling_options(*, least: int, default: int, resamples: str, confidence: str) -> Callable[[_Command], _Command]:
+    """Add ``--resamples`` and ``--confidence``.
+
+    Args:
+        least: The fewest resamples that may be given.
+        default: How many there are if none are given.
+        resamples: The help of the one.
+        confidence: The help of the other.
+    """
+
+    def add(command: _Command) -> _Command:
+        shares = click.FloatRange(0, 1, min_open=True, max_open=True)
+        command = click.option(
+            "--confidence", type=shares, default=0.95, show_default=True, metavar="SHARE", help=confidence
+        )(command)
+        counts = click.IntRange(least, 10_000)
+        return click.option(
+            "--resamples", type=counts, default=default, show_default=True, metavar="N", help=resamples
+        )(command)
+
+    return add
+
 
 batch_size_option = click.option(
     "--batch-size",

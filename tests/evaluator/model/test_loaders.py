@@ -60,7 +60,7 @@ def test_a_saved_model_brings_its_own_variables_and_constants(strategy: Any, tmp
     slot.load(save(Scaled(5.0, constant=-1.0), tmp_path / "2"))
     np.testing.assert_allclose(slot.forward({"x": X})["y"], X * 5 - 1, rtol=1e-6)
     assert mae(slot) == pytest.approx(np.abs(X * 5 - 1).mean(), rel=1e-6)
-    assert slot.memory_bytes == 4 * REPLICAS
+    assert [variable.shape for variable in slot._model.variables] == [()]
 
 
 class Counting(tf.Module):  # type: ignore[misc]

@@ -143,12 +143,6 @@ class Slot:
         """The devices of the replicas, in order."""
         return tuple(name.rpartition("device:")[2] for name in self._strategy.extended.worker_devices)
 
-    @property
-    def memory_bytes(self) -> int:
-        """The total bytes of its variables on all replicas."""
-        sizes = (int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size for variable in self._model.variables)
-        return int(sum(sizes)) * self.replicas
-
     @functools.cached_property
     def may_overlap(self) -> bool:
         """Whether `forward` changes nothing and runs no Python, so that several threads gain by calling it at once."""

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import NotEvaluableError, VersionNotFoundError
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, EvaluationResult, Interval
-from understudy.service.figures.outputs import output_sections
+from understudy.service.figures import output_sections
 from understudy.v1 import evaluation_pb2
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Pictures and tables of what was recorded with an evaluation, for the page and for ``understudy report``."""
