@@ -162,6 +162,7 @@ def _cases_of(seed: int, number: int, most: int, tally: Tally) -> Iterator[None]
 
 
 def _draw_chapter(rng: np.random.Generator, folder: Path) -> Chapter:
+    import keras
     import tensorflow as tf
 
     from testkit import exactness, more_sample_models
@@ -169,6 +170,7 @@ def _draw_chapter(rng: np.random.Generator, folder: Path) -> Chapter:
 
     name = str(rng.choice(sorted(more_sample_models.KINDS)))
     replicas = int(rng.integers(1, MAX_REPLICAS + 1))
+    keras.utils.set_random_seed(int(rng.integers(2**31)))
     model = exactness.build(more_sample_models.KINDS[name])
     model.save(folder / "model.keras")
     strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])

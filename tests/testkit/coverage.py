@@ -68,9 +68,12 @@ def scored(increments: Any) -> Any:
     """Return a scored batch whose examples have these increments."""
     state = SimpleNamespace(metrics=Sums.initial)
     data = SimpleNamespace(as_arguments=lambda: (increments,))
-    return SimpleNamespace(
-        program=SimpleNamespace(increments=Sums(), runs_model=False), data=data, before=state, after=state
-    )
+
+    def update_with(before: Any, _data: Any, rows: Any) -> Any:
+        return SimpleNamespace(metrics=before.metrics + increments[rows].sum(axis=0))
+
+    program = SimpleNamespace(increments=Sums(), runs_model=False, initial=state, update_with=update_with)
+    return SimpleNamespace(program=program, data=data, before=state, after=state)
 
 
 def draw_increments(rng: np.random.Generator, examples: int) -> tuple[Any, Any]:

@@ -149,6 +149,49 @@ def test_losses_of_masked_tokens_are_those_of_the_slice_or_resample(reduction: s
     assert not check_parts(model, slot, weighted).notes
 
 
+def test_a_form_of_a_loss_that_gives_the_same_for_a_batch_by_chance_is_told_from_its_own(make_slot: MakeSlot) -> None:
+    values = keras.Input((4, 1), name="values")
+    model = keras.Model(values, layers.Activation("linear")(layers.Masking()(values)))
+    model.compile("sgd", "mse")
+    kept = np.array([3, 1, 2, 2])
+    examples = np.where(np.arange(4) < kept[:, np.newaxis], [[1.0], [1.0], [2.0], [3.0]], 0.0)[..., np.newaxis]
+    batch = (examples.astype("f4"), np.zeros((4, 4, 1), np.float32))
+    whole = sample_models.evaluate_on_one_device(model, [batch])["loss"]
+    assert whole == np.mean([1, 1, 4, 9]), "the mean over the elements is that over the examples, too"
+    assert not check_parts(model, make_slot(model), [batch]).notes
+
+
+@keras.saving.register_keras_serializable("test_part_scores")
+class MeanByWeights(keras.metrics.Metric):  # type: ignore[misc]
+    """Adds the weighted mean of each batch, times its examples, which is no sum over the examples."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.summed = self.add_weight(name="summed", initializer="zeros")
+        self.seen = self.add_weight(name="seen", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        values = ops.mean(ops.square(y_true - y_pred), axis=-1)
+        weights = ops.ones_like(values) if sample_weight is None else ops.cast(sample_weight, "float32")
+        examples = ops.cast(ops.shape(values)[0], "float32")
+        self.summed.assign_add(ops.sum(values * weights) / ops.sum(weights) * examples)
+        self.seen.assign_add(examples)
+
+    def result(self) -> Any:
+        return self.summed / self.seen
+
+
+def test_a_metric_that_adds_up_in_a_batch_by_chance_is_no_sum(make_slot: MakeSlot) -> None:
+    inputs = keras.Input((1,), name="x")
+    model = keras.Model(inputs, layers.Activation("linear")(inputs))
+    model.compile("sgd", "mse", weighted_metrics=[MeanByWeights(name="by_weights")])
+    examples = np.sqrt(np.array([[1.0], [1.0], [4.0], [9.0]], np.float32))
+    batch = (examples, np.zeros((4, 1), np.float32), np.array([3, 1, 2, 2], np.float32))
+    whole = sample_models.evaluate_on_one_device(model, [batch])["by_weights"]
+    assert whole == np.mean([1, 1, 4, 9]), "the weighted mean is that over the examples, too"
+    check_parts(model, make_slot(model), [batch])
+
+
 def test_outputs_with_masks_and_weights_of_their_own_have_slices_and_intervals(make_slot: MakeSlot) -> None:
     model = tagger("mean_with_sample_weight")
     slot = make_slot(model, replicas=2)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from understudy.evaluator.evaluation.slices import Values, form_of
-from understudy.evaluator.model.batch_means import MeanForm, possible_forms
+from understudy.evaluator.model.batch_means import MeanForm, StateForms
 from understudy.evaluator.types import Array
 
 if TYPE_CHECKING:
@@ -135,9 +135,7 @@ class PartSums:
     def __init__(self, increments: StateIncrements, resamples: int) -> None:
         self._increments = increments
         self._resamples = resamples
-        self._summed: tuple[bool, ...] = ()
-        self._shown: set[int] = set()
-        self._forms: list[MeanForm] | None = None
+        self._found = StateForms(increments)
         self._states: dict[Part, _States] = {}
 
     def add(self, batches: Sequence[WaitingBatch], parts: Sequence[tuple[Part, Array]], draws: Array) -> None:
@@ -152,41 +150,39 @@ class PartSums:
         starts = np.cumsum([0, *(each.examples for each in batches)])
         flat = self._increments.flat
         states = [flat(batches[0].scored.before.metrics), *(flat(each.scored.after.metrics) for each in batches)]
-        self._check(batches, added, divisors, starts, np.stack(states))
+
+        def update(batch: int, rows: Array) -> Array:
+            program, data = batches[batch].scored.program, batches[batch].scored.data
+            return flat(program.update_with(program.initial, data, rows).metrics)
+
+        self._found.check(added, divisors, starts, np.stack(states), update)
         self._of(WHOLE).add(added, draws)
         for part, rows in parts:
             self._of(part).add(added[rows], _taken(draws, rows))
-        if not self._forms:
+        if not self._found.forms:
             return
         for part, rows in ((WHOLE, np.arange(len(added))), *parts):
             for of_batch in np.split(rows, np.searchsorted(rows, starts[1:-1])):
                 if len(of_batch):
                     own = added[of_batch], divisors[of_batch], _taken(draws, of_batch)
-                    self._of(part).add_means(self._forms, *own)
+                    self._of(part).add_means(self._found.forms, *own)
 
     def stored(self) -> dict[str, Any]:
         """Return the states, for `restore`: plain values and arrays."""
         return {
-            "summed": list(self._summed),
-            "shown": sorted(self._shown),
-            "forms": None if self._forms is None else [astuple(form) for form in self._forms],
+            **self._found.stored(),
             "states": [[*part, states.stored()] for part, states in self._states.items()],
         }
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Go on from what `stored` returned."""
-        self._summed, self._shown = tuple(stored["summed"]), set(stored.get("shown", ()))
-        self._forms = None if stored["forms"] is None else [MeanForm(*form) for form in stored["forms"]]
+        self._found.restore(stored)
         for setting, name, states in stored["states"]:
             self._of(Part(setting, name)).restore(states)
 
     def unusable(self) -> list[str]:
         """Return the metrics that depend on a variable which is neither a sum nor a mean."""
-        held = {index for index, is_sum in enumerate(self._summed) if is_sum}
-        totals = {form.total for form in self._forms or ()}
-        for variable, total in self._increments.means.items():
-            if total in totals:
-                held |= {variable, variable + 1}
+        held = self._found.known_variables()
         return sorted(name for name, needed in self._increments.needs.items() if not needed <= held)
 
     def forget(self, setting: str) -> None:
@@ -202,7 +198,7 @@ class PartSums:
     def put_into(self, found: PartMetrics) -> None:
         """Add the metrics of all parts, except those that are unusable."""
         unusable = set(self.unusable())
-        replaced = self._replaced_totals()
+        replaced = self._found.of_means()
         size = (1 + self._resamples) * len(self._increments.initial)
         at_once = max(1, _RESULTS_AT_ONCE // max(1, size))
         parts = list(self._states.items())
@@ -220,54 +216,6 @@ class PartSums:
         if part not in self._states:
             self._states[part] = _States(1 + self._resamples, len(self._increments.initial))
         return self._states[part]
-
-    def _check(
-        self, batches: Sequence[WaitingBatch], added: Array, divisors: Array, starts: Array, states: Array
-    ) -> None:
-        """Find out which variables are sums, and which forms of losses still hold."""
-        held = self._increments.sums(added, starts[:-1], states)
-        if self._forms is None:
-            self._forms = list(possible_forms(self._increments.means.values(), divisors.shape[1]))
-        for start, end, before, after in zip(starts[:-1], starts[1:], states[:-1], states[1:], strict=True):
-            self._keep_forms(added[start:end], divisors[start:end], before, after)
-        for example in self._alone(added, starts, held):
-            rows = [example, example]
-            twice = self._updated_twice(batches, example, starts)
-            of_both = self._increments.sums(added[rows], np.zeros(1, np.int64), twice)
-            held = tuple(one and other for one, other in zip(held, of_both, strict=True))
-            self._keep_forms(added[rows], divisors[rows], *twice)
-        self._summed = tuple(one and other for one, other in zip(self._summed or held, held, strict=True))
-
-    def _keep_forms(self, added: Array, divisors: Array, before: Array, after: Array) -> None:
-        self._forms = [form for form in self._forms or () if form.holds(added, divisors, before, after)]
-
-    def _alone(self, added: Array, starts: Array, held: Sequence[bool]) -> set[int]:
-        """Return examples that alone added to variables of which no batch has shown yet that they are sums."""
-        alone = set()
-        for variable, part in enumerate(self._increments.parts()):
-            if not held[variable] or variable in self._shown:
-                continue
-            adding = np.flatnonzero(added[:, part].any(axis=1))
-            if len(np.unique(np.searchsorted(starts, adding, side="right"))) < len(adding):
-                self._shown.add(variable)
-            elif len(adding):
-                alone.add(int(adding[0]))
-        return alone
-
-    def _updated_twice(self, batches: Sequence[WaitingBatch], example: int, starts: Array) -> Array:
-        """Return the states before and after an update with one example, drawn twice, ``[2, state]``."""
-        index = int(np.searchsorted(starts, example, side="right")) - 1
-        scored = batches[index].scored
-        rows = np.full(2, example - int(starts[index]))
-        after = scored.program.update_with(scored.program.initial, scored.data, rows)
-        return np.stack([self._increments.initial, self._increments.flat(after.metrics)])
-
-    def _replaced_totals(self) -> dict[int, MeanForm]:
-        """Return the forms of the losses that are no sums, by the places of their totals."""
-        sums = {
-            total for variable, total in self._increments.means.items() if all(self._summed[variable : variable + 2])
-        }
-        return {form.total: form for form in reversed(self._forms or ()) if form.total not in sums}
 
 
 class _States:
