@@ -295,6 +295,18 @@ def test_a_wrong_token_is_refused_even_with_a_known_certificate(site: Site, audi
     assert secret not in details + response.text + json.dumps(audit_lines())
 
 
+def test_a_call_with_two_tokens_is_refused_whatever_they_are(site: Site) -> None:
+    for first, second in (("only-predict", "only-observe"), ("all", "all"), ("all", "unknown"), ("unknown", "all")):
+        tokens = tuple(("authorization", f"Bearer {token}") for token in (first, second))
+        for path in (PREDICT, METRICS):
+            code, details = site.outcome(path, None, predict_request(), metadata=tokens)
+            assert code is grpc.StatusCode.UNAUTHENTICATED, (path, first, second, details)
+        for path in ("/metrics", "/v2", "/"):
+            response = site.http().get(path, headers=list(tokens))
+            assert response.status_code == 401, (path, first, second)
+    assert "more than one header authorization" in response.text
+
+
 def test_a_certificate_names_its_caller_on_every_port(site: Site) -> None:
     assert site.outcome(PREDICT, None, predict_request(), credentials=site.known)[0] is grpc.StatusCode.OK
     code, details = site.outcome(PROMOTE, None, credentials=site.known)

@@ -53,6 +53,8 @@ class CallerGuard:
         if not method.access:
             return
         try:
+            if call.count_of(AUTHORIZATION) > 1:  # what is before the service may have checked the other one
+                raise UnauthenticatedError("the call has more than one header authorization; send one")
             caller = self._identify(call.header(AUTHORIZATION), call.certificate_names)
         except UnauthenticatedError:
             self._refused["unauthenticated"]()

@@ -88,6 +88,10 @@ class Call(CallContext, ABC):
         """Return the value of a metadata key or header that the caller sent, by its name in lower case."""
 
     @abstractmethod
+    def count_of(self, name: str) -> int:
+        """Return how often the caller sent a metadata key or header, by its name in lower case."""
+
+    @abstractmethod
     def open(self) -> None:
         """Set the deadline, and begin to enforce it.
 

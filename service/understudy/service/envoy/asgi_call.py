@@ -102,6 +102,11 @@ class AsgiCall(WatchedCall):
         value = self._headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
 
+    def count_of(self, name: str) -> int:
+        """See `Call`."""
+        sent = name.encode()
+        return sum(key == sent for key, _ in self._scope["headers"])
+
     def open(self) -> None:
         """See `Call`."""
         timeout = self._headers.get(b"grpc-timeout")

@@ -226,6 +226,10 @@ class GrpcCall(Call):
                 return value
         return None
 
+    def count_of(self, name: str) -> int:
+        """See `Call`."""
+        return sum(key == name for key, _ in self._metadata)
+
     def open(self) -> None:
         """See `Call`."""
         remaining = self._seconds_remaining()

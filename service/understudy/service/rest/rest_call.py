@@ -153,6 +153,10 @@ class RestCall(WatchedCall):
         """See `Call`."""
         return self.request.headers.get(name)
 
+    def count_of(self, name: str) -> int:
+        """See `Call`."""
+        return len(self.request.headers.getlist(name))
+
     def open(self) -> None:
         """See `Call`."""
         given = _timeout_seconds(self.header(TIMEOUT_HEADER), self.header(ENVOY_TIMEOUT_HEADER))
