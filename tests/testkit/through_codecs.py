@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from understudy.oip import inference_pb2
-from understudy.service.calls.methods import CallContext, Codec
+from understudy.service.calls.methods import CallContext, Codec, at_once
 from understudy.service.handlers.inference_handler import InferenceHandler
 from understudy.service.handlers.prediction_handler import PredictionHandler
 from understudy.service.services import Codecs, plain_codecs
@@ -39,7 +39,7 @@ async def _answer(
     call: CallContext,
     response: type[_Message],
 ) -> _Message:
-    return response.FromString(codec.encode(await handle(decoded(codec, message), call)))
+    return response.FromString(at_once(codec.encode(await handle(decoded(codec, message), call))))
 
 
 async def _answers(
@@ -52,7 +52,7 @@ async def _answers(
     requests = (decoded(codec, message) async for message in messages)
     async with aclosing(handle(requests, call)) as answers:
         async for answer in answers:
-            yield response.FromString(codec.encode(answer))
+            yield response.FromString(at_once(codec.encode(answer)))
 
 
 class MessagesToPredict:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from understudy.wire.dtypes import WireError, data_type, dtype_name, fixed_size_dtype
+from understudy.wire.dtypes import WireError, data_type, dtype_name, fixed_size_dtype, on_the_wire
 from understudy.wire.tensor_codec import (
+    Contents,
     check_count,
     check_shape,
     decode,
@@ -17,6 +18,7 @@ from understudy.wire.tensor_codec import (
 )
 
 __all__ = [
+    "Contents",
     "WireError",
     "check_count",
     "check_shape",
@@ -30,5 +32,6 @@ __all__ = [
     "from_content",
     "from_elements",
     "numbers",
+    "on_the_wire",
     "strings",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ MAX_AXES = 64
 
 _STRING_KINDS = "OSTU"  # object, bytes, variable-width string, fixed-width string
 _PIECE = 8192
+
+
+Contents = Mapping[bytes, memoryview]
+_NO_CONTENTS: Contents = MappingProxyType({})
 
 
 def encode(array: npt.ArrayLike, *, name: str = "tensor") -> tensor_pb2.Tensor:
@@ -45,12 +50,13 @@ def encode(array: npt.ArrayLike, *, name: str = "tensor") -> tensor_pb2.Tensor:
     return tensor_pb2.Tensor(dtype=number, shape=values.shape, content=content)
 
 
-def decode(tensor: tensor_pb2.Tensor, *, name: str = "tensor") -> npt.NDArray[Any]:
+def decode(tensor: tensor_pb2.Tensor, *, name: str = "tensor", contents: Contents = _NO_CONTENTS) -> npt.NDArray[Any]:
     """Return a wire tensor as a read-only array, without copying unless it holds strings.
 
     Args:
         tensor: The tensor as received.
         name: What to call the tensor in errors.
+        contents: The contents that stand elsewhere, by what stands for them in the tensor.
 
     Returns:
         An array of the tensor's shape and dtype; of dtype object, holding ``bytes``, for strings.
@@ -69,10 +75,13 @@ def decode(tensor: tensor_pb2.Tensor, *, name: str = "tensor") -> npt.NDArray[An
         return from_elements(strings(tensor.strings), tensor.shape, noun="strings", name=name)
     if tensor.strings:
         raise WireError(f"{name}: {dtype} values belong in content, but got strings")
-    return from_content(tensor.content, dtype, tensor.shape, name=name)
+    content = tensor.content
+    return from_content(contents.get(content, content) if contents else content, dtype, tensor.shape, name=name)
 
 
-def from_content(content: bytes, dtype: str, shape: Sequence[int], *, name: str = "tensor") -> npt.NDArray[Any]:
+def from_content(
+    content: bytes | memoryview, dtype: str, shape: Sequence[int], *, name: str = "tensor"
+) -> npt.NDArray[Any]:
     """Return bytes as a read-only array, without copying them.
 
     Args:
@@ -176,12 +185,14 @@ def encode_all(arrays: Mapping[str, npt.ArrayLike]) -> dict[str, tensor_pb2.Tens
     return {name: encode(array, name=name) for name, array in arrays.items()}
 
 
-def decode_all(tensors: Mapping[str, tensor_pb2.Tensor]) -> dict[str, npt.NDArray[Any]]:
-    """Return every wire tensor as an array under its own name; raise WireError as `decode` does.
+def decode_all(
+    tensors: Mapping[str, tensor_pb2.Tensor], contents: Contents = _NO_CONTENTS
+) -> dict[str, npt.NDArray[Any]]:
+    """Return every wire tensor as an array under its own name; the rest as for `decode`.
 
     A protobuf map has no order, so the arrays come in the order of their names.
     """
-    return {name: decode(tensors[name], name=name) for name in sorted(tensors)}
+    return {name: decode(tensors[name], name=name, contents=contents) for name in sorted(tensors)}
 
 
 def _encode_strings(values: npt.NDArray[Any], name: str) -> tensor_pb2.Tensor:

@@ -15,7 +15,16 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls.caller import ANY_GROUP, OPEN_TO_ALL, Group, only
-from understudy.service.calls.methods import CallContext, Codec, Requests, Service, foreign_service, refusals, service
+from understudy.service.calls.methods import (
+    ApartCodec,
+    CallContext,
+    Codec,
+    Requests,
+    Service,
+    foreign_service,
+    refusals,
+    service,
+)
 from understudy.service.calls.status import Failure
 from understudy.service.fleet.fleet_handler import FleetHandler
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
@@ -139,6 +148,7 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
                 "GetEvaluationTables": evaluation.get_evaluation_tables,
                 "GetExamples": evaluation.get_examples,
             },
+            codecs={"Evaluate": ApartCodec(evaluation_pb2.EvaluateRequest)},
         ),
         service(
             MODEL,

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as nps
 
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
+from understudy.service.calls.methods import at_once
 from understudy.service.handlers.infer_codec import InferCodec, InferResponse, ResponseSpec
 from understudy.service.handlers.predict_codec import PredictCodec
 from understudy.service.services import plain_codecs
@@ -20,8 +21,11 @@ from understudy.v1 import prediction_pb2
 
 SPEC = ResponseSpec("m", "7", (), typed=False, says_final=True)
 ENCODERS: dict[str, tuple[Callable[[Prediction], bytes], Any]] = {
-    "OIP": (lambda prediction: InferCodec().encode(InferResponse(SPEC, prediction)), inference_pb2.ModelInferResponse),
-    "native": (PredictCodec().encode, prediction_pb2.PredictResponse),
+    "OIP": (
+        lambda prediction: at_once(InferCodec().encode(InferResponse(SPEC, prediction))),
+        inference_pb2.ModelInferResponse,
+    ),
+    "native": (lambda prediction: at_once(PredictCodec().encode(prediction)), prediction_pb2.PredictResponse),
 }
 SHAPES = st.lists(st.integers(0, 3), min_size=1, max_size=2).map(tuple)
 ELEMENTS = st.sampled_from([0, 1, 5, 7])
@@ -45,7 +49,7 @@ def test_a_reply_is_what_its_message_is(name: str, outputs: list[dict[str, Any]]
     for step in steps:
         for arrays_ in outputs:
             prediction = Prediction(outputs=arrays_, step=step)
-            told = message_type.FromString(responses.bytes_of(prediction))
+            told = message_type.FromString(at_once(responses.bytes_of(prediction)))
             assert told == message_type.FromString(encode(prediction))
 
 
@@ -54,7 +58,7 @@ def test_replies_that_differ_in_their_examples_only_are_put_together() -> None:
 
     def encode(prediction: Prediction) -> bytes:
         encoded.append(prediction)
-        return PredictCodec().encode(prediction)
+        return at_once(PredictCodec().encode(prediction))
 
     responses = ResponseTemplateCache(encode)
     for value in (1.0, 2.0, 3.0):

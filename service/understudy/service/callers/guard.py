@@ -53,9 +53,7 @@ class CallerGuard:
         if not method.access:
             return
         try:
-            if call.count_of(AUTHORIZATION) > 1:  # what is before the service may have checked the other one
-                raise UnauthenticatedError("the call has more than one header authorization; send one")
-            caller = self._identify(call.header(AUTHORIZATION), call.certificate_names)
+            caller = self._caller_of(call)
         except UnauthenticatedError:
             self._refused["unauthenticated"]()
             raise
@@ -68,6 +66,11 @@ class CallerGuard:
         except OverloadedError:
             self._refused["limit"]()
             raise
+
+    def _caller_of(self, call: Call) -> Caller:
+        if call.count_of(AUTHORIZATION) > 1:  # what is before the service may have checked the other one
+            raise UnauthenticatedError("the call has more than one header authorization; send one")
+        return self._identify(call.header(AUTHORIZATION), call.certificate_names)
 
 
 class _Usage:

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from understudy.service.calls.caller import Access, Caller
-from understudy.service.calls.parsing import parse
+from understudy.service.calls.parsing import parse, parse_apart
 from understudy.service.calls.status import UnsupportedError
 from understudy.service.calls.trace import CallTrace
 
@@ -119,6 +119,15 @@ Admission = Callable[[CallContext], None]
 """Raises if a call would be refused whatever its request is; called before the request is parsed."""
 
 
+Encoded = bytes | Callable[[], bytes]
+"""The bytes of a response, or what builds them, on another thread as it takes long."""
+
+
+def at_once(encoded: Encoded) -> bytes:
+    """Return the bytes of a response, built here if that is still to do."""
+    return encoded if isinstance(encoded, bytes) else encoded()
+
+
 class Codec(Protocol[_Request_co, _Response_contra]):
     """Converts between the bytes of a method's messages and what its handler takes and returns."""
 
@@ -129,7 +138,7 @@ class Codec(Protocol[_Request_co, _Response_contra]):
             DecodeError: The bytes cannot be parsed.
         """
 
-    def encode(self, response: _Response_contra) -> bytes:
+    def encode(self, response: _Response_contra) -> Encoded:
         """Return the bytes of a response."""
 
 
@@ -150,6 +159,15 @@ class MessageCodec:
     def encode(self, response: Message) -> bytes:
         """See `Codec`."""
         return response.SerializeToString()
+
+
+class ApartCodec(MessageCodec):
+    """The codec of a method whose handler takes large messages as `Apart`."""
+
+    def decode(self, data: bytes, begin: int = 0) -> Any:
+        """See `Codec`."""
+        apart = parse_apart(self._request_type, data, begin)
+        return apart if apart.contents else apart.message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ parts a message has, not on its bytes: 4 MB of empty strings take a hundred time
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -64,6 +65,92 @@ def parse(message_type: Any, data: bytes, begin: int = 0) -> Any:
         except MalformedError as error:
             raise DecodeError(str(error)) from None
     return message_type.FromString(data[begin:])
+
+
+LARGE_BYTES: Final = 1 << 22
+"""A copy of more bytes than this, while the interpreter lock is held, would hold other calls up."""
+_LARGE_FIELD_BYTES: Final = 1 << 16
+_MOST_FIELDS: Final = 4096
+_CONTENTS: Final = frozenset(
+    {
+        "understudy.v1.Tensor.content",
+        "inference.ModelInferRequest.raw_input_contents",
+    }
+)
+"""The fields of bytes that `parse_apart` leaves out."""
+
+
+class Apart(NamedTuple):
+    """A message whose large contents were not copied.
+
+    Attributes:
+        message: The message, with a placeholder for each.
+        contents: The contents by placeholder. Nobody can guess one.
+    """
+
+    message: Any
+    contents: Mapping[bytes, memoryview]
+
+
+def parse_apart(message_type: Any, data: bytes, begin: int = 0) -> Apart:
+    """Return the message in ``data[begin:]``; see `parse`. Large contents of tensors are views of the data."""
+    if len(data) - begin <= LARGE_BYTES:
+        return Apart(parse(message_type, data, begin), {})
+    try:
+        check_parts(message_type.DESCRIPTOR, data, begin)
+        cutter = _Cutter(data)
+        pieces = cutter.cut(message_type.DESCRIPTOR, begin, len(data))
+    except MalformedError as error:
+        raise DecodeError(str(error)) from None
+    return Apart(message_type.FromString(b"".join(pieces)), cutter.contents)
+
+
+class _Cutter:
+    """Replaces the large contents in one message by placeholders."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._view = memoryview(data)
+        self._secret = secrets.token_bytes(16)
+        self._fields_left = _MOST_FIELDS
+        self.contents: dict[bytes, memoryview] = {}
+
+    def cut(self, descriptor: Descriptor, at: int, end: int) -> list[bytes | memoryview]:
+        """Return the pieces of the message in a span; from the most fields on, all that is left is one piece."""
+        pieces: list[bytes | memoryview] = []
+        kept = at
+        while at < end and self._fields_left:
+            self._fields_left -= 1
+            tag, length_at = varint(self._data, at, end)
+            begin, after = _span(tag & 7, self._data, length_at, end)
+            if after - begin > _LARGE_FIELD_BYTES and tag & 7 == LENGTH_DELIMITED:
+                field = descriptor.fields_by_number.get(tag >> 3)
+                instead = self._instead(field, begin, after)
+                if field is None or instead is not None:  # nothing reads unknown fields
+                    pieces.append(self._view[kept:at])
+                    kept = after
+                if instead is not None:
+                    pieces += [varint_bytes(tag), varint_bytes(sum(map(len, instead))), *instead]
+            at = after
+        pieces.append(self._view[kept:end])
+        return pieces
+
+    def _instead(self, field: FieldDescriptor | None, begin: int, end: int) -> list[bytes | memoryview] | None:
+        """Return what replaces the contents of a field; None to keep them."""
+        if field is None:
+            return None
+        if field.message_type is not None:
+            return self.cut(field.message_type, begin, end)
+        if field.full_name not in _CONTENTS:
+            return None
+        placeholder = self._secret + begin.to_bytes(8, "little")
+        self.contents[placeholder] = self._view[begin:end]
+        return [placeholder]
+
+
+def nested(number: int, pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Return the pieces of a field of bytes, text or a message."""
+    return [varint_bytes(number << 3 | LENGTH_DELIMITED), varint_bytes(sum(map(len, pieces))), *pieces]
 
 
 def check_parts(descriptor: Descriptor, data: bytes, begin: int = 0) -> None:

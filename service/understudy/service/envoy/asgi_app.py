@@ -81,7 +81,7 @@ class Endpoint(ABC):
                 share.hold(size)
                 unframer.feed(chunk)
                 if found is None:
-                    found = unframer.next()
+                    found = await _next_of(unframer)
                 if found is not None and unframer.has_more:
                     raise InvalidInputError(f"got more than one message; {self._path} takes one")
                 chunk = await _next_in_time(call, size)
@@ -98,7 +98,7 @@ class Endpoint(ABC):
             while (chunk := await call.chunk_or_cancelled()) is not None:
                 share.hold(unframer.unread_bytes + len(chunk))
                 unframer.feed(chunk)
-                while (message := unframer.next()) is not None:
+                while (message := await _next_of(unframer)) is not None:
                     share.hold(unframer.unread_bytes)
                     if call.share is not None:
                         await call.share.wait_for_turn()
@@ -112,9 +112,14 @@ class Endpoint(ABC):
         reply = call.reply
         async with aclosing(self._handle(request, call)) as responses:
             async for response in responses:
-                await reply.message(self._encode(response))
+                data = self._encode(response)
+                await reply.message(data if isinstance(data, bytes) else await asyncio.to_thread(data))
                 self._served.sent(call)
         await reply.end()
+
+
+async def _next_of(unframer: Unframer) -> Message | None:
+    return await asyncio.to_thread(unframer.next) if unframer.has_large else unframer.next()
 
 
 async def _next_in_time(call: AsgiCall, size: int) -> bytes | None:
@@ -133,7 +138,8 @@ class UnaryEndpoint(Endpoint):
     async def _answer(self, call: AsgiCall) -> None:
         response = await self._handle(await self._one_request(call), call)
         call.task = None  # do not interrupt the sending
-        await call.reply.only(self._encode(response))
+        data = self._encode(response)
+        await call.reply.only(data if isinstance(data, bytes) else await asyncio.to_thread(data))
         self._served.sent(call)
 
 
@@ -143,7 +149,8 @@ class ClientStreamEndpoint(Endpoint):
     async def _answer(self, call: AsgiCall) -> None:
         call.allow_cancelling()
         response = await self._handle(self._each_request(call), call)
-        await call.reply.only(self._encode(response))
+        data = self._encode(response)
+        await call.reply.only(data if isinstance(data, bytes) else await asyncio.to_thread(data))
         self._served.sent(call)
 
 

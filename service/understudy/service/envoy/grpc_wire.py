@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.compression import MessageTooLargeError
+from understudy.service.calls.parsing import LARGE_BYTES
 from understudy.service.calls.served_call import REQUEST_ID_HEADER
 from understudy.service.calls.status import DETAILS_KEY, Failure, UnsupportedError, status_details
 
@@ -84,6 +85,13 @@ class Unframer:
                 f"a message of {length} bytes is flagged as compressed, but grpc-encoding names nothing"
             )
         return Message(self._take(length), is_compressed=bool(flag))
+
+    @property
+    def has_large(self) -> bool:
+        """Whether the next message is complete, and large, so that it takes long to put together."""
+        if self._left <= LARGE_BYTES or len(self._chunks[0]) < self._begin + PREFIX_BYTES:
+            return False
+        return bool(self._left >= PREFIX_BYTES + _PREFIX.unpack_from(self._chunks[0], self._begin)[1])
 
     @property
     def unread_bytes(self) -> int:

@@ -322,7 +322,8 @@ class Endpoint(ABC):
         write, encode, sent = call.context.write, self._encode, self._served.sent
         async with aclosing(self._handle(requests, call)) as responses:
             async for response in responses:
-                await write(encode(response))
+                data = encode(response)
+                await write(data if isinstance(data, bytes) else await asyncio.to_thread(data))
                 sent(call)
 
 
@@ -332,6 +333,8 @@ class UnaryEndpoint(Endpoint):
     async def _answer(self, call: GrpcCall) -> bytes:
         response = await self._handle(await self._one_request(call), call)
         data = self._encode(response)
+        if not isinstance(data, bytes):
+            data = await asyncio.to_thread(data)
         self._served.sent(call)
         return data
 
@@ -342,6 +345,8 @@ class ClientStreamEndpoint(Endpoint):
     async def _answer(self, call: GrpcCall) -> bytes:
         response = await self._handle(self._each_request(call), call)
         data = self._encode(response)
+        if not isinstance(data, bytes):
+            data = await asyncio.to_thread(data)
         self._served.sent(call)
         return data
 

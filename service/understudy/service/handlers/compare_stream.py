@@ -18,6 +18,7 @@ from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputEr
 from understudy.evaluator.types import Batch, Signature
 from understudy.service.calls.caller import Caller
 from understudy.service.calls.methods import CallContext
+from understudy.service.calls.parsing import Apart
 from understudy.service.handlers import messages
 from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits
 from understudy.service.served_model import ServedModel, abandon, begun
@@ -212,7 +213,7 @@ class StreamedBatches:
         self._incoming = incoming
         self._loop = loop
         self._lock = threading.Lock()
-        self._asking: Future[evaluation_pb2.EvaluateBatch | None] | None = None
+        self._asking: Future[Apart | None] | None = None
         self._closed = False
         self._spool: Spool | None = None
 
@@ -225,10 +226,10 @@ class StreamedBatches:
         """See `ReplayableBatches`."""
         del signature
         self._spool = self._spools.open(self._caller) if keep else None
-        while (message := self._ask()) is not None:
+        while (request := self._ask()) is not None:
             if self._spool is not None:
-                self._spool.write(message)
-            yield messages.batch(message)
+                self._spool.write(request.message)
+            yield messages.batch(request.message)
 
     def again(self, signature: Signature) -> Iterator[Batch]:
         """See `ReplayableBatches`."""
@@ -251,7 +252,7 @@ class StreamedBatches:
             if self._asking is not None:
                 self._asking.cancel()
 
-    def _ask(self) -> evaluation_pb2.EvaluateBatch | None:
+    def _ask(self) -> Apart | None:
         with self._lock:
             self._check_open()
             asking = asyncio.run_coroutine_threadsafe(self._incoming.next_batch(), self._loop)

@@ -15,6 +15,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedE
 from understudy.evaluator.types import Batch, EvaluationResult
 from understudy.service.calls.caller import Caller, Limits
 from understudy.service.calls.methods import CallContext
+from understudy.service.calls.parsing import Apart
 from understudy.service.handlers import messages
 from understudy.service.served_model import ServedModel, abandon
 from understudy.v1 import evaluation_pb2
@@ -86,16 +87,16 @@ class BatchStream(Generic[Request]):
     """The messages of one stream, with time limits. Read by one task at a time.
 
     Args:
-        requests: Options or batches, in the ``oneof`` called ``message``.
+        requests: Options or batches, in the ``oneof`` called ``message``; large ones may be parsed apart.
         limits: The limits of the stream.
     """
 
-    def __init__(self, requests: AsyncIterator[Request], limits: StreamLimits) -> None:
-        self._requests: AsyncIterator[Request] = requests
+    def __init__(self, requests: AsyncIterator[Request | Apart], limits: StreamLimits) -> None:
+        self._requests: AsyncIterator[Request | Apart] = requests
         self._idle_seconds = limits.idle_seconds
         self._total_seconds = limits.total_seconds
         self._ends = time.monotonic() + limits.total_seconds
-        self._first_batch: evaluation_pb2.EvaluateBatch | None = None
+        self._first_batch: Apart | None = None
 
     async def first(self) -> Request | None:
         """Return the first message if it is options, else None. Call it first and only once.
@@ -104,21 +105,22 @@ class BatchStream(Generic[Request]):
             InvalidInputError: There is no message at all.
             StreamIdleError: The stream was idle for too long, or lasted too long.
         """
-        message = await self._next()
-        if message is None:
+        request = await self._next()
+        if request is None:
             raise InvalidInputError("the stream ended without a batch; send at least one")
-        if message.WhichOneof("message") == "options":
-            return message
-        self._first_batch = _batch_of(message)
+        if request.message.WhichOneof("message") == "options":
+            options: Request = request.message
+            return options
+        self._first_batch = _batch_of(request)
         return None
 
-    async def batches(self) -> AsyncIterator[evaluation_pb2.EvaluateBatch]:
+    async def batches(self) -> AsyncIterator[Apart]:
         """Yield the batches; see `next_batch`."""
         while (batch := await self.next_batch()) is not None:
             yield batch
 
-    async def next_batch(self) -> evaluation_pb2.EvaluateBatch | None:
-        """Return the next batch, or None at the end.
+    async def next_batch(self) -> Apart | None:
+        """Return the message of the next batch, or None at the end.
 
         Raises:
             InvalidInputError: Options are not the first message, or are sent twice.
@@ -127,14 +129,14 @@ class BatchStream(Generic[Request]):
         if self._first_batch is not None:
             batch, self._first_batch = self._first_batch, None
             return batch
-        message = await self._next()
-        return None if message is None else _batch_of(message)
+        request = await self._next()
+        return None if request is None else _batch_of(request)
 
-    async def _next(self) -> Request | None:
+    async def _next(self) -> Apart | None:
         left = self._ends - time.monotonic()
         try:
             async with asyncio.timeout(min(self._idle_seconds, left)):
-                return await anext(self._requests, None)
+                request = await anext(self._requests, None)
         except TimeoutError:
             if left <= self._idle_seconds:
                 raise StreamIdleError(
@@ -145,14 +147,15 @@ class BatchStream(Generic[Request]):
                 f"the stream was idle for {self._idle_seconds:g} s while it held a slot; start again, and send "
                 "batches without such pauses"
             ) from None
+        return request if request is None or isinstance(request, Apart) else Apart(request, {})
 
 
-def _batch_of(message: Request) -> evaluation_pb2.EvaluateBatch:
-    kind = message.WhichOneof("message")
+def _batch_of(request: Apart) -> Apart:
+    kind = request.message.WhichOneof("message")
     if kind != "batch":
         came = "got options after the first message" if kind == "options" else "got an empty message"
         raise InvalidInputError(f"{came}; send options first or not at all, then batches")
-    return message.batch
+    return Apart(request.message.batch, request.contents)
 
 
 Incoming = BatchStream[evaluation_pb2.EvaluateRequest]
@@ -160,7 +163,7 @@ Incoming = BatchStream[evaluation_pb2.EvaluateRequest]
 
 async def score_stream(
     model: ServedModel,
-    requests: AsyncIterator[evaluation_pb2.EvaluateRequest],
+    requests: AsyncIterator[evaluation_pb2.EvaluateRequest | Apart],
     call: CallContext,
     *,
     executor: Executor,
@@ -202,8 +205,8 @@ async def _add_all(stream: EvaluationStream, incoming: Incoming, call: CallConte
     """Add every batch. At most two are in flight: one computes while the next is read, decoded and queued."""
     under_way: deque[asyncio.Future[ExampleScores]] = deque()
     try:
-        async for message in incoming.batches():
-            under_way.append(await _queued(stream, messages.batch(message), call))
+        async for message, contents in incoming.batches():
+            under_way.append(await _queued(stream, messages.batch(message, contents), call))
             if len(under_way) == MAX_UNDER_WAY:
                 await under_way.popleft()
         while under_way:

@@ -15,6 +15,7 @@ from functools import partial
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError, OverloadedError
 from understudy.evaluator.types import EvaluationRecord
 from understudy.service.calls.methods import CallContext
+from understudy.service.calls.parsing import Apart
 from understudy.service.handlers import messages
 from understudy.service.handlers.compare_stream import Spools, compare_stream
 from understudy.service.handlers.evaluate_stream import Places, StreamLimits, score_stream
@@ -79,7 +80,7 @@ class EvaluationHandler:
         self._comparisons = Places(MAX_COMPARISONS, "Compare streams", lambda limits: limits.max_compare_streams)
 
     async def evaluate(
-        self, requests: AsyncIterator[evaluation_pb2.EvaluateRequest], call: CallContext
+        self, requests: AsyncIterator[evaluation_pb2.EvaluateRequest | Apart], call: CallContext
     ) -> evaluation_pb2.EvaluateResponse:
         """Score one version on the batches of a stream."""
         with self._evaluations.taken(call.caller):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Prediction
 from understudy.oip import inference_pb2
-from understudy.service.calls.parsing import parse
+from understudy.service.calls.methods import Encoded
+from understudy.service.calls.parsing import nested, parse_apart
 from understudy.service.calls.status import Failure
 from understudy.service.handlers.inference import (
     BYTES,
     CONTENTS_FIELDS,
     DATATYPES,
+    MAX_ELEMENTS_AT_ONCE,
     Inference,
     Parameters,
     add_form,
@@ -28,7 +30,8 @@ from understudy.service.handlers.inference import (
     encode_raw,
     encode_typed,
 )
-from understudy.wire import WireError
+from understudy.service.handlers.predict_codec import bytes_in, is_large
+from understudy.wire import Contents, WireError
 
 _FINAL_WANTED = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
@@ -104,12 +107,14 @@ class InferMessage:
 
     Attributes:
         message: The message.
+        contents: See `Apart`.
     """
 
-    __slots__ = ("message",)
+    __slots__ = ("contents", "message")
 
-    def __init__(self, message: inference_pb2.ModelInferRequest) -> None:
+    def __init__(self, message: inference_pb2.ModelInferRequest, contents: Contents) -> None:
         self.message = message
+        self.contents = contents
 
     @property
     def model_name(self) -> str:
@@ -146,7 +151,7 @@ class InferMessage:
 
     def inference(self) -> Inference:
         """See `InferRequest`."""
-        return self.without_inputs()._replace(inputs=_inputs_of(self.message))
+        return self.without_inputs()._replace(inputs=_inputs_of(self.message, self.contents))
 
     def without_inputs(self) -> Inference:
         """Return the request without inputs; raise InvalidInputError or UnsupportedError as `inference` does."""
@@ -168,10 +173,12 @@ class InferCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> InferMessage:
         """See `understudy.service.calls.methods.Codec`."""
-        return InferMessage(parse(inference_pb2.ModelInferRequest, data, begin))
+        return InferMessage(*parse_apart(inference_pb2.ModelInferRequest, data, begin))
 
-    def encode(self, response: InferResponse) -> bytes:
+    def encode(self, response: InferResponse) -> Encoded:
         """See `understudy.service.calls.methods.Codec`."""
+        if _is_large(response):
+            return lambda: b"".join(_pieces_of(response))
         return _message_of(response).SerializeToString()
 
 
@@ -180,18 +187,42 @@ class InferStreamCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> InferMessage:
         """See `understudy.service.calls.methods.Codec`."""
-        return InferMessage(parse(inference_pb2.ModelInferRequest, data, begin))
+        return InferMessage(*parse_apart(inference_pb2.ModelInferRequest, data, begin))
 
-    def encode(self, response: InferResponse | InferFailure) -> bytes:
+    def encode(self, response: InferResponse | InferFailure) -> Encoded:
         """See `understudy.service.calls.methods.Codec`."""
-        if isinstance(response, InferResponse):
-            message = inference_pb2.ModelStreamInferResponse(infer_response=_message_of(response))
-        else:
-            message = _error_message(response)
-        return message.SerializeToString()
+        if isinstance(response, InferFailure):
+            return _error_message(response).SerializeToString()
+        if _is_large(response):
+            return lambda: b"".join(nested(_INFER_RESPONSE, _pieces_of(response)))
+        return inference_pb2.ModelStreamInferResponse(infer_response=_message_of(response)).SerializeToString()
 
 
-def _message_of(response: InferResponse) -> inference_pb2.ModelInferResponse:
+def _is_large(response: InferResponse) -> bool:
+    """Return whether a response takes long to build."""
+    outputs = response.prediction.outputs.values()
+    is_typed = response.spec.typed and sum(array.size for array in outputs) > MAX_ELEMENTS_AT_ONCE
+    return is_typed or is_large(response.prediction)
+
+
+def _pieces_of(response: InferResponse) -> list[bytes | memoryview]:
+    """Return the bytes of a response without copying raw numbers. Joining them copies, without the lock."""
+    message = _message_of(response, with_raw=False)
+    pieces: list[bytes | memoryview] = [message.SerializeToString()]
+    if message.outputs and not message.outputs[0].HasField("contents"):
+        pieces += [piece for array in response.prediction.outputs.values() for piece in nested(_RAW, [_raw(array)])]
+    return pieces
+
+
+def _raw(array: Array) -> bytes | memoryview:
+    return encode_raw(array) if array.dtype.kind == "O" else bytes_in(array)
+
+
+_RAW: Final = inference_pb2.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+_INFER_RESPONSE: Final = inference_pb2.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
+
+
+def _message_of(response: InferResponse, *, with_raw: bool = True) -> inference_pb2.ModelInferResponse:
     """Return a response as a message: typed contents if the request had them and every output may, else raw ones."""
     spec, prediction = response
     message = inference_pb2.ModelInferResponse(
@@ -202,8 +233,8 @@ def _message_of(response: InferResponse) -> inference_pb2.ModelInferResponse:
     for name, array in prediction.outputs.items():
         tensor = message.outputs.add(name=name, datatype=datatypes[name], shape=array.shape)
         if typed:
-            tensor.contents.CopyFrom(encode_typed(array, datatypes[name]))
-        else:
+            encode_typed(array, datatypes[name], tensor.contents)
+        elif with_raw:
             message.raw_output_contents.append(encode_raw(array))
     if spec.says_final:
         message.parameters[_FINAL].bool_param = True
@@ -242,8 +273,10 @@ def _output_names(request: inference_pb2.ModelInferRequest) -> tuple[str, ...]:
     return tuple(output.name for output in outputs) if outputs else ()
 
 
-def _inputs_of(request: inference_pb2.ModelInferRequest) -> dict[str, Array]:
-    raw = request.raw_input_contents
+def _inputs_of(request: inference_pb2.ModelInferRequest, contents: Contents) -> dict[str, Array]:
+    raw: Sequence[bytes | memoryview] = request.raw_input_contents
+    if contents:
+        raw = [contents.get(content, content) for content in request.raw_input_contents]
     if raw and len(raw) != len(request.inputs):
         raise InvalidInputError(
             f"got {len(raw)} raw contents for {len(request.inputs)} inputs; send one for each, or none and typed "
@@ -258,7 +291,7 @@ def _inputs_of(request: inference_pb2.ModelInferRequest) -> dict[str, Array]:
     return inputs
 
 
-def _raw_input(tensor: inference_pb2.ModelInferRequest.InferInputTensor, content: bytes) -> Array:
+def _raw_input(tensor: inference_pb2.ModelInferRequest.InferInputTensor, content: bytes | memoryview) -> Array:
     name = f"input {tensor.name!r}"
     if tensor.HasField("contents") and tensor.contents.ByteSize():
         raise WireError(f"{name}: got both raw and typed contents; send one of them")

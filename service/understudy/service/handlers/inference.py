@@ -185,7 +185,7 @@ def config_type(dtype: str) -> model_config_pb2.DataType.ValueType:
 _LENGTH = struct.Struct("<I")
 
 
-def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str) -> Array:
+def decode_raw(content: bytes | memoryview, datatype: str, shape: Sequence[int], *, name: str) -> Array:
     """Return raw bytes as an array: little-endian; each BYTES element follows its length in four bytes.
 
     Raises:
@@ -194,6 +194,7 @@ def decode_raw(content: bytes, datatype: str, shape: Sequence[int], *, name: str
     dtype = dtype_of(datatype, name)
     if datatype != BYTES:
         return from_content(content, dtype, shape, name=name)
+    content = bytes(content)  # of which the elements are copies
     expected = math.prod(check_shape(shape, name=name))
     if expected * _LENGTH.size >= len(content) + _LENGTH.size:
         raise WireError(
@@ -251,9 +252,12 @@ def decode_typed(
     return from_elements(flat, shape, noun=f"elements in {field}", name=name)
 
 
-def encode_typed(array: Array, datatype: str) -> inference_pb2.InferTensorContents:
-    """Return an array as typed contents, for a datatype that has them; the inverse of `decode_typed`."""
-    return inference_pb2.InferTensorContents(**{CONTENTS_FIELDS[datatype]: array.ravel().tolist()})
+def encode_typed(array: Array, datatype: str, contents: inference_pb2.InferTensorContents) -> None:
+    """Write an array as typed contents, for a datatype that has them; the inverse of `decode_typed`."""
+    contents.SetInParent()
+    values, flat = getattr(contents, CONTENTS_FIELDS[datatype]), array.ravel()
+    for start in range(0, len(flat), MAX_ELEMENTS_AT_ONCE):  # other threads run between the pieces
+        values.extend(flat[start : start + MAX_ELEMENTS_AT_ONCE].tolist())
 
 
 @functools.lru_cache(maxsize=64)  # NumPy creates a new dtype on each call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -33,7 +34,7 @@ from understudy.evaluator.types import (
     VersionStatus,
 )
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
-from understudy.wire import data_type, decode_all, encode_all
+from understudy.wire import Contents, data_type, decode_all, encode_all
 
 _LABELS: Mapping[int, VersionLabel] = {
     tensor_pb2.VERSION_LABEL_SERVING: "serving",
@@ -67,6 +68,7 @@ _EXAMPLE_KINDS: Mapping[int, ExampleKind] = {
 _OUTCOMES_BY_NUMBER: Mapping[int, EvaluationOutcome] = {number: outcome for outcome, number in _OUTCOMES.items()}
 
 _ANY_LENGTH = -1
+_NO_CONTENTS: Contents = MappingProxyType({})
 
 MAX_BATCH_EXAMPLES = 65_536
 """The limit for one batch to score; a stream may have any number of batches."""
@@ -93,8 +95,12 @@ def version(selector: tensor_pb2.VersionSelector) -> Version:
     return _LABELS[selector.label]
 
 
-def batch(message: evaluation_pb2.EvaluateBatch) -> Batch:
+def batch(message: evaluation_pb2.EvaluateBatch, contents: Contents = _NO_CONTENTS) -> Batch:
     """Return a batch to score.
+
+    Args:
+        message: The batch.
+        contents: The contents of tensors that stand elsewhere; see `understudy.wire.decode`.
 
     Raises:
         WireError: A tensor is malformed.
@@ -103,10 +109,10 @@ def batch(message: evaluation_pb2.EvaluateBatch) -> Batch:
     if not message.inputs:
         raise InvalidInputError("the batch has no inputs; send every input of the model by its name")
     found = Batch(
-        inputs=decode_all(message.inputs),
-        targets=decode_all(message.targets),
-        sample_weights=decode_all(message.sample_weights),
-        features=decode_all(message.features),
+        inputs=decode_all(message.inputs, contents),
+        targets=decode_all(message.targets, contents),
+        sample_weights=decode_all(message.sample_weights, contents),
+        features=decode_all(message.features, contents),
     )
     _check_lengths("input", found.inputs)
     _check_lengths("target", found.targets)

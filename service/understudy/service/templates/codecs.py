@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Arrays, Prediction, Version
 from understudy.oip import inference_pb2
-from understudy.service.calls.methods import Codec
-from understudy.service.calls.parsing import span_of
+from understudy.service.calls.methods import Codec, Encoded, at_once
+from understudy.service.calls.parsing import LARGE_BYTES, span_of
 from understudy.service.calls.status import Failure, UnsupportedError
 from understudy.service.handlers.infer_codec import (
     InferCodec,
@@ -36,7 +36,7 @@ _Message_contra = TypeVar("_Message_contra", contravariant=True)
 _Request_co = TypeVar("_Request_co", covariant=True)
 
 _REMEMBERED: Final = 512
-LARGEST_BYTES: Final = 1 << 22
+LARGEST_BYTES: Final = LARGE_BYTES
 """Larger messages are not learned, since learning parses a message again."""
 
 _LARGEST_AROUND_BYTES: Final = 1 << 12
@@ -113,10 +113,10 @@ def predict_template(request: PredictMessage) -> RequestTemplate[TemplatedPredic
     )
 
 
-def _encode_streamed(plain: Codec[PredictRequest, Prediction | Failure]) -> Callable[[Prediction | Failure], bytes]:
+def _encode_streamed(plain: Codec[PredictRequest, Prediction | Failure]) -> Callable[[Prediction | Failure], Encoded]:
     encode, bytes_of = plain.encode, ResponseTemplateCache(plain.encode).bytes_of
 
-    def encode_streamed(response: Prediction | Failure) -> bytes:
+    def encode_streamed(response: Prediction | Failure) -> Encoded:
         return encode(response) if isinstance(response, Failure) else bytes_of(response)
 
     return encode_streamed
@@ -129,7 +129,7 @@ class TemplatedSpec(ResponseSpec):
         bytes_of: Returns the bytes of the response with these outputs.
     """
 
-    bytes_of: Callable[[Prediction], bytes]
+    bytes_of: Callable[[Prediction], Encoded]
 
 
 class TemplatedInfer(NamedTuple):
@@ -187,10 +187,10 @@ def _infer_template(request: InferMessage, spec: ResponseSpec) -> RequestTemplat
     return template_with(message.raw_input_contents[0], array, with_array, others=others)
 
 
-def _encode_inferred(plain: Codec[InferRequest, InferResponse]) -> Callable[[InferResponse], bytes]:
+def _encode_inferred(plain: Codec[InferRequest, InferResponse]) -> Callable[[InferResponse], Encoded]:
     encode = plain.encode
 
-    def encode_inferred(response: InferResponse) -> bytes:
+    def encode_inferred(response: InferResponse) -> Encoded:
         spec = response.spec
         return spec.bytes_of(response.prediction) if isinstance(spec, TemplatedSpec) else encode(response)
 
@@ -273,7 +273,7 @@ class TemplateCodec(Generic[_Message, _Request]):
         parse: Callable[[bytes], _Message],
         template_of: Callable[[_Message], RequestTemplate[_Request] | None],
         path: Sequence[int],
-        encode: Callable[[Any], bytes],
+        encode: Callable[[Any], Encoded],
         *,
         strings: ElementTemplates[_Message, _Request] | None = None,
     ) -> None:
@@ -354,11 +354,11 @@ class ResponseTemplateCache:
         encode: Returns the bytes of the response for a prediction. They must depend on the prediction only.
     """
 
-    def __init__(self, encode: Callable[[Prediction], bytes]) -> None:
+    def __init__(self, encode: Callable[[Prediction], Encoded]) -> None:
         self._encode = encode
         self._known: dict[Hashable, _Known | None] = {}
 
-    def bytes_of(self, prediction: Prediction) -> bytes:
+    def bytes_of(self, prediction: Prediction) -> Encoded:
         """Return the bytes of the response for a prediction; raise what ``encode`` raises."""
         outputs, step = prediction
         if len(outputs) != 1:
@@ -376,9 +376,9 @@ class ResponseTemplateCache:
 
     def _learned(self, name: str, array: Array, step: int) -> _Known | None:
         """Return the bytes of responses after verifying that other elements change one span and nothing else."""
-        content = array.tobytes()
-        if not (content and may_have_any_content(array.dtype)) or len(content) > LARGEST_BYTES:
+        if not (may_have_any_content(array.dtype) and 0 < array.nbytes <= LARGEST_BYTES):
             return None
+        content = array.tobytes()
         data = self._encode_one(name, array, step)
         before, found, after = data.rpartition(content)
         other = content.translate(COMPLEMENT)
@@ -387,4 +387,4 @@ class ResponseTemplateCache:
         return _Known(before, after) if is_all else None
 
     def _encode_one(self, name: str, array: Array, step: int) -> bytes:
-        return self._encode(Prediction(outputs={name: array}, step=step))
+        return at_once(self._encode(Prediction(outputs={name: array}, step=step)))
