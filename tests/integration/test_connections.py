@@ -259,6 +259,12 @@ def test_a_call_that_ends_without_its_message_is_answered_at_once(served: Served
             assert (ended.code(), ended.details()[:14]) == (grpc.StatusCode.INVALID_ARGUMENT, "got no message")
 
 
+def test_a_call_with_more_than_a_hundred_header_fields_is_answered(served: Served) -> None:
+    metadata = [(f"x-{number}", "v") for number in range(120)]
+    with served.channel() as channel:
+        assert channel.unary_unary(PREDICT)(REQUEST, timeout=SECONDS, metadata=metadata)
+
+
 def test_compressed_messages_hold_little_memory_before_they_are_refused(served: Served) -> None:
     bodies = [gzip.compress(bytes(size)) for size in (MESSAGE_BYTES, MESSAGE_BYTES + 1)]
     with served.channel() as channel, Client(served.grpc, timeout_seconds=SECONDS) as client:

@@ -9,9 +9,11 @@ import pytest
 import structlog
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from testkit.server_harness import ServerHarness
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError, VersionNotFoundError
+from understudy.service.calls import served_call
 from understudy.service.calls.served_call import REQUEST_ID, REQUEST_ID_HEADER
 from understudy.service.calls.status import DETAILS_KEY, Code
 from understudy.v1 import prediction_pb2
@@ -60,6 +62,29 @@ async def test_a_full_queue_says_when_to_try_again(harness: ServerHarness) -> No
     assert status.details[0].Unpack(retry)
     assert (status.code, status.message) == (Code.RESOURCE_EXHAUSTED, "the queue is full")
     assert retry.retry_delay.ToNanoseconds() == 1_250_000_000
+
+
+async def test_streams_of_one_method_are_limited_and_one_that_ends_makes_room(
+    harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_call, "MAX_OPEN_STREAMS", 2)
+    health, serving = health_pb2_grpc.HealthStub(harness.channel), health_pb2.HealthCheckRequest()
+    first, second = health.Watch(serving), health.Watch(serving)
+    for watch in (first, second):
+        await watch.read()
+    error = await failure_of(health.Watch(serving).read())
+    assert (error.code(), "2 streams of" in error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    await harness.ended.get()
+    await health.Check(serving)
+    await harness.stub.Predict(asking_for(1))
+    for _ in range(2):
+        await harness.ended.get()
+    first.cancel()
+    await harness.ended.get()
+    third = health.Watch(serving)
+    assert (await third.read()).status == (await health.Check(serving)).status
+    for watch in (second, third):
+        watch.cancel()
 
 
 async def test_a_defect_gives_the_caller_an_id_and_the_log_the_traceback(harness: ServerHarness) -> None:

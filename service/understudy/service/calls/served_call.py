@@ -21,7 +21,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
-from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError
 from understudy.service.calls.audit import audit_call
 from understudy.service.calls.caller import CallShare
 from understudy.service.calls.methods import CallContext, Method, RpcMethod, Service
@@ -35,6 +35,11 @@ REQUEST_ID_HEADER: Final = "x-request-id"
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the current task's call; empty outside of calls."""
 
+MAX_OPEN_STREAMS: Final = 1_000
+"""The most streams of one method at once, from all callers. A stream that is idle costs memory and some of the event
+loop's time all the same, and a watch of the health is open to callers without a name."""
+
+_RETRY_SECONDS: Final = 5.0
 _PROCESS: Final = secrets.token_hex(8)
 _NUMBERS: Final = itertools.count(1)
 _ACCEPTABLE: Final = re.compile(r"[!-~]{1,128}")
@@ -178,6 +183,8 @@ class ServedMethod:
         self._tracer = tracer
         self._metrics = metrics
         self._path = method.rpc.path
+        self._is_stream = method.rpc.streams_requests or method.rpc.streams_responses
+        self._open = 0
         self._admit = method.admit
         self._decode = method.codec.decode
         self.encode = method.codec.encode
@@ -193,6 +200,7 @@ class ServedMethod:
             What ``answer`` returns, or None if the call failed and its caller was told.
         """
         self._metrics.started_calls += 1
+        self._open += 1
         call.method = self._path
         REQUEST_ID.set(call.request_id)
         if self._tracer is not None:
@@ -200,6 +208,8 @@ class ServedMethod:
             TRACE_IDS.set(None if call.trace is None else call.trace.ids)
         try:
             call.open()
+            if self._is_stream:
+                self._check_open_streams()
             if self._guard is not None:
                 self._guard.admit(call, self.method)
             if self._admit is not None:
@@ -222,6 +232,13 @@ class ServedMethod:
         finally:
             self._end(call, failure)
         return None
+
+    def _check_open_streams(self) -> None:
+        if self._open > MAX_OPEN_STREAMS:
+            raise OverloadedError(
+                f"{MAX_OPEN_STREAMS} streams of {self._path} are open, the limit; try again when one has ended",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
 
     def received(self, call: Call, size: int) -> None:
         """Count a request message of this many bytes, which has arrived.
@@ -267,6 +284,7 @@ class ServedMethod:
     def _end(self, call: Call, failure: Failure | None) -> None:
         """Count the call, and log it: at debug if it succeeded, since there may be thousands a second, else at info."""
         seconds = time.monotonic() - call.started
+        self._open -= 1
         if call.share is not None:
             call.share.leave()
         self._metrics.handled(Code.OK if failure is None else failure.code, seconds=seconds)
