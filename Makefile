@@ -47,6 +47,8 @@ $(VENV)/.installed: pyproject.toml clients/pyproject.toml $(addprefix requiremen
 demo: $(VENV)/.installed ## Train on two workers beside the evaluator, watch it score, swap and serve
 	$(BIN)/understudy demo $(if $(KEEP),--keep) $(if $(SCRIPT),--script) $(if $(OPEN),--open)
 
+COMPILED = proto clients checkpoints experiments trainer evaluator service cli tests/soak tests/startup tests/testkit
+
 .PHONY: test
 test: $(VENV)/.installed ## Run the tests
 	tools/fetch_prometheus.sh
@@ -54,6 +56,7 @@ test: $(VENV)/.installed ## Run the tests
 	tools/fetch_browser.sh || echo "so the tests of the page in a browser will be skipped" >&2
 	for client in triton tfserving node manifests; do \
 		tools/fetch_clients.sh $$client || echo "so the tests with $$client will be skipped" >&2; done
+	$(BIN)/python -m compileall -q $(COMPILED) # once, also where PYTHONDONTWRITEBYTECODE has every process do it again
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 $(T)
 
 WHEELHOUSE ?= wheelhouse

@@ -135,16 +135,14 @@ def test_two_threads_inspect_at_the_same_time(tmp_path: Path, write_keras: Write
     assert len(inspector._POOL._idle) <= inspector._IDLE_WORKERS
 
 
-def test_an_inspection_takes_milliseconds_once_the_worker_runs(tmp_path: Path, write_keras: WriteKeras) -> None:
+def test_inspections_one_after_the_other_share_a_worker(tmp_path: Path, write_keras: WriteKeras) -> None:
+    """Starting one takes a hundred times as long as an inspection."""
     path = write_keras(tmp_path / "model.keras")
     inspect_structure(ModelKind.KERAS, path)
-    times = []
+    running = {worker._process.pid for worker in inspector._POOL._idle}
     for _ in range(5):
-        began = time.perf_counter()
         inspect_structure(ModelKind.KERAS, path)
-        times.append(time.perf_counter() - began)
-
-    assert min(times) < 0.25
+    assert {worker._process.pid for worker in inspector._POOL._idle} == running
 
 
 def test_the_workers_end_with_their_process(tmp_path: Path, write_keras: WriteKeras) -> None:

@@ -76,7 +76,7 @@ def test_the_heart_beats_and_carries_the_step(run: RunDir, monkeypatch: pytest.M
         first = read_training_status(run, now=0.0)
         assert first is not None
         journal.record_step(42)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (status := read_training_status(run, now=0.0)) and status.step != 42:
             assert time.monotonic() < deadline
         assert status is not None
@@ -91,7 +91,7 @@ def test_a_heartbeat_that_cannot_be_written_does_not_stop_training(
     monkeypatch.setattr(training, "_HEARTBEAT_SECONDS", 0.01)
     with TrainingJournal(run):
         away = run.root.rename(run.root.with_name("away"))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while "could not write the heartbeat" not in caplog.text:
             assert time.monotonic() < deadline
         away.rename(run.root)

@@ -17,7 +17,7 @@ from understudy import clients
 from understudy.clients import AsyncClient, InvalidArgumentError, PredictResult, Progress
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 PATIENCE_CALLS = 1000
 
 Inputs = dict[str, npt.NDArray[np.float32]]

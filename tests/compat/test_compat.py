@@ -28,7 +28,7 @@ FOLDERS = ("checkpoints", "experiments", "trainer", "evaluator", "cli")
 """Not the service, whose messages for TensorFlow Serving's protocol are in `tensorflow.core`."""
 
 PRIVATE_PACKAGES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
-START_SECONDS = 100
+START_SECONDS = 250
 
 
 def two_outputs() -> keras.Model:

@@ -104,7 +104,7 @@ def running(job: list[Pod], volumes: Path) -> Iterator[dict[str, Task]]:
             leave_none([*tasks.values()])
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_job_ends_with_its_last_score_and_a_fleet_serves_what_it_left(tmp_path: Path) -> None:
     fleet = pods(overlay("fleet"))
     with running([*smaller_job(tmp_path / "overlay"), *fleet], tmp_path / "volumes") as tasks:
@@ -128,7 +128,7 @@ def test_the_job_ends_with_its_last_score_and_a_fleet_serves_what_it_left(tmp_pa
     assert json.loads((run_dir.evaluator / "serving.json").read_text())["step"] == STEPS
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_fleet_serves_what_the_evaluator_sends_it_without_the_volume_of_the_run(tmp_path: Path) -> None:
     train(load_experiment("digits"), TrainSettings(run_dir=tmp_path / "volumes" / "run", steps=20, checkpoint_every=20))
     with running([*pods(overlay("evaluator")), *pods(overlay("fleet-network"))], tmp_path / "volumes") as tasks:

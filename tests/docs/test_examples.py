@@ -71,7 +71,7 @@ def is_prepared(page: Path) -> bool:
 
 
 @pytest.mark.parametrize("page", [*filter(is_prepared, PAGES)], ids=name_of)
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_every_example_of_a_page_runs_beside_the_digits_service(page: Path, shared_session: Session) -> None:
     for example in examples_of(page):
         if example not in PREPARATION:
@@ -79,7 +79,7 @@ def test_every_example_of_a_page_runs_beside_the_digits_service(page: Path, shar
 
 
 @pytest.mark.parametrize("page", [README, *itertools.filterfalse(is_prepared, PAGES)], ids=name_of)
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_every_example_of_a_page_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with Session(tmp_path, free_ports()) as session:
         for example in examples_of(page):

@@ -17,7 +17,7 @@ OPTIONS = ("--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboa
 SERVING = ("--grpc-port", "0", "--http-port", "0", "--exit-when-finished")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_evaluator_scores_what_the_chief_of_asynchronous_training_publishes(tmp_path: Path) -> None:
     roles = ("chief", "worker", "ps", "evaluator")
     options = (*OPTIONS, *SERVING, "--steps", "40")

@@ -32,8 +32,8 @@ from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.types import EvaluationRecord
 from understudy.v1 import prediction_pb2_grpc
 
-START_SECONDS = 90.0
-END_SECONDS = 40.0
+START_SECONDS = 200.0
+END_SECONDS = 100.0
 FREE_PORTS = ("--grpc-port=0", "--http-port=0")
 
 Start = Callable[..., "ServeProcess"]

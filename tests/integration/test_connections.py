@@ -44,7 +44,7 @@ SLACK_MIB = 120
 OPEN_FILES = 512
 SILENT = 700
 SECONDS = 30.0
-LONGEST_WAIT_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 20.0
 """Of a caller beside a hostile one, on busy machines."""
 
 

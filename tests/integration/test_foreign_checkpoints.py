@@ -172,7 +172,7 @@ def test_a_plain_script_that_is_started_again_has_every_checkpoint_scored(
         command = [sys.executable, "train.py", str(first_epoch), str(others), suffix]
         environ = {**os.environ, **preloaded()}
         done = subprocess.run(
-            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100, check=False
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=250, check=False
         )
         assert done.returncode == 0, done.stderr
         if not first_epoch:

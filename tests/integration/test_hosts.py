@@ -44,7 +44,7 @@ def ask(host: Host, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS).stdout
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_workers_train_and_the_evaluator_scores_and_serves_across_hosts(tmp_path: Path) -> None:
     with connected_hosts(3) as hosts, tasks_on(hosts, tmp_path) as (chief, other, evaluator):
         assert (chief.end(), other.end()) == (0, 0), chief.errors + other.errors

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from testkit.checkpoints import OUTPUTS, WIDTH, ones, write_dataset
-from testkit.fleet import Fleet, traffic
+from testkit.fleet import Fleet, traffic, unfinished_rollouts
 from testkit.in_process import until
 from understudy.cli.main import main
 from understudy.evaluator.model.slot import Slot
@@ -41,13 +41,14 @@ def test_a_part_answers_with_the_new_version_first_and_after_the_time_all_do(fle
     assert evaluator.wait_ready() == 10
     fleet.follow()
     with traffic(fleet.clients) as (answered, failed):
-        name = fleet.begin()
-        until(lambda: fleet.served() == [10, 10, 20])
-        assert fleet.clients[name].predict({"x": ones(1)}).step == 20
-        assert fleet.client.predict({"x": ones(1)}).step == 10  # the evaluator itself
-        assert evaluator.metric("understudy_rollout_step") == 20
-        shown = CliRunner().invoke(main, ["status", "--fleet", "--target", evaluator.grpc])
-        assert f"decided: step 10; rolling out step 20 on {name} (" in shown.output
+        with unfinished_rollouts():
+            name = fleet.begin()
+            until(lambda: fleet.served() == [10, 10, 20])
+            assert fleet.clients[name].predict({"x": ones(1)}).step == 20
+            assert fleet.client.predict({"x": ones(1)}).step == 10  # the evaluator itself
+            assert evaluator.metric("understudy_rollout_step") == 20
+            shown = CliRunner().invoke(main, ["status", "--fleet", "--target", evaluator.grpc])
+            assert f"decided: step 10; rolling out step 20 on {name} (" in shown.output
         until(lambda: fleet.served() == [20, 20, 20])
     assert failed == []
     assert {10, 20} == set(answered)
@@ -134,22 +135,22 @@ def test_one_whose_later_score_is_refused_is_taken_back(fleet: Fleet, tmp_path: 
 
 
 def test_it_goes_on_where_it_was_when_the_evaluator_is_started_again(fleet: Fleet) -> None:
-    fleet.evaluate(rollout="canary=30%,after=6s").wait_ready()
-    fleet.follow()
-    name = fleet.begin()
-    until(lambda: fleet.served() == [10, 10, 20])
-
     def spent() -> float:
         rollout = fleet.client.fleet().rollout
         return 0.0 if rollout is None else rollout.elapsed_seconds
 
-    until(lambda: spent() >= 3)
-    before = spent()
-    fleet.end_evaluator()
-    assert fleet.evaluate(rollout="canary=30%,after=6s").wait_ready() == 10
-    assert fleet.part_of(20) == name
-    assert spent() >= before - 1
-    assert fleet.served() == [10, 10, 20]
+    with unfinished_rollouts():
+        fleet.evaluate(rollout="canary=30%,after=6s").wait_ready()
+        fleet.follow()
+        name = fleet.begin()
+        until(lambda: fleet.served() == [10, 10, 20])
+        until(lambda: spent() >= 3)
+        before = spent()
+        fleet.end_evaluator()
+        assert fleet.evaluate(rollout="canary=30%,after=6s").wait_ready() == 10
+        assert fleet.part_of(20) == name
+        assert spent() >= before - 1
+        assert fleet.served() == [10, 10, 20]
     until(lambda: fleet.served() == [20, 20, 20])
     until(lambda: fleet.outcomes() == [(20, "started"), (20, "promoted")])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model
-from testkit.fleet import Fleet, evaluator_process, serving_step, traffic
+from testkit.fleet import Fleet, evaluator_process, serving_step, traffic, unfinished_rollouts
 from testkit.front_ends import FRONT_ENDS, GRPCIO
 from testkit.in_process import RunningService, running_service, until
 from understudy.cli.main import main
@@ -29,7 +30,8 @@ from understudy.service.traffic import traffic_sample
 
 SOON = "shadow=100%,after=1s,requests=20,disagreement=5%"
 LATE = "shadow=100%,after=1h,requests=20,disagreement=5%"
-LONGEST_SECONDS = 2.0
+BLOCKED_SECONDS = 100.0
+LONGEST_SECONDS = BLOCKED_SECONDS / 2
 """A call that waited for the blocked shadow would take longer."""
 
 
@@ -113,7 +115,7 @@ def test_a_version_that_agrees_is_promoted_after_the_time_on_one_server(
     assert (
         started.reason == "a shadow that computes 100% of the requests once more for 1 s; step 10 answers all requests"
     )
-    assert promoted.reason.startswith("promoted to all: nothing spoke against it in 1.")
+    assert re.match(r"promoted to all: nothing spoke against it in [1-9]", promoted.reason)
     assert promoted.metrics["compared_requests"] >= 20
     assert promoted.metrics["elapsed_seconds"] >= 1
     assert (promoted.metrics["disagreement"], promoted.metrics["failed_requests"]) == (0, 0)
@@ -250,7 +252,7 @@ def test_a_call_does_not_wait_for_a_version_that_takes_long(
     def held(slot: Slot, inputs: Any) -> Any:
         if threading.current_thread().name == "understudy-shadow":
             blocked.set()
-            may_go_on.wait(60)
+            may_go_on.wait(BLOCKED_SECONDS)
         return forward(slot, inputs)
 
     monkeypatch.setattr(Slot, "forward", held)
@@ -278,27 +280,29 @@ def compared(client: Client) -> int:
 
 
 def test_servers_that_follow_compare_and_the_evaluator_adds_up_and_goes_on_after_a_restart(fleet: Fleet) -> None:
+    plan = "shadow=100%,after=2s,requests=20,disagreement=5%"
     with structlog.testing.capture_logs() as lines:
-        evaluator = fleet.evaluate(rollout="shadow=100%,after=40s,requests=20,disagreement=5%")
+        evaluator = fleet.evaluate(rollout=plan)
         assert evaluator.wait_ready() == 10
         fleet.follow()
-        fleet.chief.publish_other(20, step_model(10))
         with traffic(fleet.clients, answer=10) as (answered, failed):
-            until(lambda: compared(fleet.client) >= 30)
-            assert evaluator.metric("understudy_rollout_compared_requests") >= 30
-            assert evaluator.metric("understudy_rollout_disagreement") == 0
-            shown = CliRunner().invoke(main, ["status", "--fleet", "--target", evaluator.grpc]).output
-            assert "decided: step 10; comparing step 20 (" in shown
-            assert "of 20 requests compared, 0.00% differ)" in shown
-            until(lambda: fleet.client.fleet().rollout.elapsed_seconds >= 4)  # type: ignore[union-attr]
-            fleet.end_evaluator()
-            until(lambda: len(answered) > 100)
-            assert fleet.evaluate(rollout="shadow=100%,after=9s,requests=20,disagreement=5%").wait_ready() == 10
-            rollout = fleet.client.fleet().rollout
-            assert rollout is not None
-            assert rollout.shadow is not None
-            assert rollout.shadow.compared >= 20
-            assert rollout.elapsed_seconds >= 1
+            with unfinished_rollouts():
+                fleet.chief.publish_other(20, step_model(10))
+                until(lambda: compared(fleet.client) >= 30)
+                assert evaluator.metric("understudy_rollout_compared_requests") >= 30
+                assert evaluator.metric("understudy_rollout_disagreement") == 0
+                shown = CliRunner().invoke(main, ["status", "--fleet", "--target", evaluator.grpc]).output
+                assert "decided: step 10; comparing step 20 (" in shown
+                assert "of 20 requests compared, 0.00% differ)" in shown
+                until(lambda: fleet.client.fleet().rollout.elapsed_seconds >= 2)  # type: ignore[union-attr]
+                fleet.end_evaluator()
+                until(lambda: len(answered) > 100)
+                assert fleet.evaluate(rollout=plan).wait_ready() == 10
+                rollout = fleet.client.fleet().rollout
+                assert rollout is not None
+                assert rollout.shadow is not None
+                assert rollout.shadow.compared >= 20
+                assert rollout.elapsed_seconds >= 1
             until(lambda: fleet.served() == [20, 20, 20])
         assert failed == []
         until(lambda: fleet.outcomes() == [(20, "started"), (20, "promoted")])
@@ -324,8 +328,9 @@ def test_an_operator_stops_it_with_a_rollback(fleet: Fleet) -> None:
 def test_it_goes_on_where_it_was_when_the_evaluator_is_killed_and_another_takes_over(
     chief: Chief, tmp_path: Path, stack: ExitStack
 ) -> None:
+    """It ends by the number of requests, which only this test sends."""
     chief.publish(10)
-    options = ("--rollout=shadow=100%,after=5s,requests=20,disagreement=5%", "--standby")
+    options = ("--rollout=shadow=100%,after=1s,requests=300,disagreement=5%", "--standby")
     first, one = stack.enter_context(evaluator_process(tmp_path, 0, *options))
     client = stack.enter_context(Client(one))
     until(lambda: serving_step(client) == 10)
@@ -337,12 +342,12 @@ def test_it_goes_on_where_it_was_when_the_evaluator_is_killed_and_another_takes_
         rollout = client.fleet().rollout
         return rollout is not None and compared(client) >= least and rollout.elapsed_seconds >= seconds
 
-    until(lambda: calls(client, 40, 2))
+    until(lambda: calls(client, 40, 1))
     first.send_signal(signal.SIGKILL)
     second = stack.enter_context(Client(two))
     until(lambda: serving_step(second) == 10)
     assert compared(second) >= 20
-    until(lambda: calls(second, 20, 1) or serving_step(second) == 20)
     answers_until(second, [(20, "started"), (20, "promoted")])
     (promoted,) = second.list_evaluations(outcome="rollout_promoted")
-    assert 5 <= promoted.metrics["elapsed_seconds"] < 10
+    assert promoted.metrics["compared_requests"] >= 300
+    assert promoted.metrics["elapsed_seconds"] >= 1

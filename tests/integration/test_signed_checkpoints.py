@@ -187,7 +187,7 @@ def test_a_key_that_cannot_be_used_ends_the_start_with_a_sentence(tmp_path: Path
         env={**os.environ, **preloaded()},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert ended.returncode == 1

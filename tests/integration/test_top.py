@@ -30,7 +30,7 @@ from understudy.checkpoints.training import TrainingJournal, TrainingProgress
 from understudy.cli.main import main
 from understudy.cli.top import parse_series
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 150
 LEAVES_SCREEN = "\x1b[?1049l"
 
 

@@ -280,7 +280,7 @@ def test_a_receiver_that_hangs_costs_spans_and_no_answers(
         began = time.monotonic()
         for _ in range(50):
             assert client.predict(ones(1)).step == STEP
-        assert time.monotonic() - began < 10  # each would wait for the receiver otherwise
+        assert time.monotonic() - began < 40  # each would wait for the receiver otherwise
         until(lambda: outcome(service, "dropped") > 0 and outcome(service, "failed") > 0)
         began = time.monotonic()
         service.start_stopping()

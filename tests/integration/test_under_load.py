@@ -31,9 +31,9 @@ SWAPS = 20
 FIRST_STEP = 5
 IN_FLIGHT = 32
 
-STREAM_IDLE_SECONDS = 0.3
-HELD_BACK = {"max_batch_size": 8, "max_queue_examples": 8, "max_batch_delay_ms": 2_000.0}
-"""A batch waits two seconds for more examples, so that a request can be caught in the queue."""
+STREAM_IDLE_SECONDS = 3.0
+HELD_BACK = {"max_batch_size": 8, "max_queue_examples": 8, "max_batch_delay_ms": 6_000.0}
+"""A batch waits six seconds for more examples, so that a request can be caught in the queue."""
 
 Run = Callable[..., RunningService]
 
@@ -183,7 +183,7 @@ def test_a_silent_stream_is_aborted_and_its_version_let_go(loaded: RunningServic
         over.wait()
 
     try:
-        with pytest.raises(AbortedError, match=r"0\.3 s"):
+        with pytest.raises(AbortedError, match=r"\b3(\.0)? s"):
             loaded.client().evaluate(batches())
     finally:
         over.set()

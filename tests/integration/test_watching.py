@@ -70,7 +70,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_watch_over_a_sudden_death_misses_and_repeats_nothing(tmp_path: Path) -> None:
     write_dataset(tmp_path / "test.npz", best_step=30)
     run, port = tmp_path / "run", free_port()

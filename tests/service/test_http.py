@@ -59,7 +59,7 @@ async def test_it_is_ready_from_the_first_checkpoint_until_draining(
 async def test_a_connection_without_the_headers_of_a_request_ends(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("understudy.service.http.HEADER_SECONDS", 0.1)
+    monkeypatch.setattr("understudy.service.http.HEADER_SECONDS", 0.5)
     whole = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
     for first in (b"", whole[:20], whole + whole[:20]):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)

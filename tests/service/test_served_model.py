@@ -20,7 +20,7 @@ from understudy.evaluator.types import Arrays, Outcome, Prediction, ResultSink
 from understudy.service.calls.methods import CallContext, CoalescingOptions
 from understudy.service.handlers.prediction_handler import EventLoopSink, Predictor
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 class Rejections(SilentObserver):

@@ -17,7 +17,7 @@ from soak.trial import Trial
 from testkit.front_ends import ENVOY, GRPCIO, needs_envoy
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_SECONDS = 110.0
+TIMEOUT_SECONDS = 280.0
 LONG_SECONDS = 360.0
 
 

@@ -31,8 +31,8 @@ from testkit.preloading import preloaded
 
 GRPC_PORT = 8500
 HTTP_PORT = 8501
-PATIENCE_SECONDS = 100
-END_SECONDS = 40
+PATIENCE_SECONDS = 200
+END_SECONDS = 100
 BASH = "/bin/bash"
 
 _FENCE = re.compile(

@@ -16,7 +16,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.types import Array, Arrays, FutureSink, Prediction
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 class ControlledSlot:

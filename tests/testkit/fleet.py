@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from testkit.checkpoints import Chief, ones
 from testkit.in_process import START_SECONDS, WAIT_SECONDS, RunningService, running_service, until
 from understudy.clients import Client, UnavailableError, UnderstudyError
 from understudy.clients.client_errors import UnimplementedError
+from understudy.evaluator.serving.rollout_file import RunningRollout
 
 NAMES = ("one", "two", "three")
 
@@ -109,15 +111,27 @@ class Fleet:
         return self.part_of(20)
 
     def part_of(self, step: int) -> str:
-        def serves_it() -> bool:
-            rollout = self.client.fleet().rollout
-            return rollout is not None and rollout.step == step
+        """Wait for the rollout of a step; return the name of the server that serves it first."""
+        parts: list[str] = []
 
-        until(serves_it)
-        rollout = self.client.fleet().rollout
-        assert rollout is not None
-        (name,) = rollout.servers
+        def is_rolled_out() -> bool:
+            rollout = self.client.fleet().rollout
+            if rollout is not None and rollout.step == step:
+                parts.extend(rollout.servers)
+            return bool(parts)
+
+        until(is_rolled_out)
+        (name,) = parts
         return name
+
+
+@contextmanager
+def unfinished_rollouts() -> Iterator[None]:
+    """Keep every rollout of this process under way, however much time passes on a slow machine; not so afterwards."""
+    is_over = RunningRollout.is_over
+    with mock.patch.object(RunningRollout, "is_over", property(lambda _: False)):
+        yield
+    assert RunningRollout.is_over is is_over
 
 
 @contextmanager

@@ -28,8 +28,8 @@ from understudy.service.grpcio.grpc_server import server_of
 from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
 
-START_SECONDS = 90.0
-WAIT_SECONDS = 60.0
+START_SECONDS = 200.0
+WAIT_SECONDS = 150.0
 """How long to wait for an expected event; reached only if a test fails."""
 
 ASK_SECONDS = 0.02

@@ -11,7 +11,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 100.0
 
 
 @dataclass

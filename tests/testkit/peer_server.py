@@ -37,7 +37,7 @@ from understudy.wire import decode, decode_all, encode
 
 STEP = 120
 PREVIOUS_STEP = 80
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
 

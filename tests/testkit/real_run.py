@@ -20,7 +20,7 @@ from understudy.evaluator.observer import FreezeOutcome, LoadOutcome, Milestone,
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Array, EvaluationOutcome, EvaluationRecord
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 100.0
 """How long a test waits for an expected event; reached only if it fails."""
 
 FEATURES = 3

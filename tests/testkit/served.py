@@ -32,8 +32,8 @@ from understudy.clients import Client
 PLUGINS = Path(__file__).parent / "plugins"
 """Where a front end of another package is installed, for the servers of these tests."""
 
-START_SECONDS = 90.0
-END_SECONDS = 40.0
+START_SECONDS = 200.0
+END_SECONDS = 100.0
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 

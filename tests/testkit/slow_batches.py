@@ -14,7 +14,7 @@ from understudy.evaluator.evaluation.comparison import DatasetBatches
 from understudy.evaluator.types import Batch
 
 PARTS = 4
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 100.0
 
 
 class SlowBatches:

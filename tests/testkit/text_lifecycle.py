@@ -24,7 +24,7 @@ from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.version_monitor import Quarantine, VersionStateMonitor
 from understudy.evaluator.types import Array, ArrayForm, Arrays, MetricSpec, VersionStatus
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 """How long a test waits for an expected event; reached only if it fails."""
 
 SIGNATURE = Signature(

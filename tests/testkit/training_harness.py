@@ -35,7 +35,7 @@ from understudy.trainer import TrainResult, TrainSettings, train
 EXAMPLES = 100
 BATCH = 24  # divides evenly by 1, 2 and 3 replicas; leaves 4 of the 100 examples
 STEPS_PER_EPOCH = EXAMPLES // BATCH
-TIMEOUT_SECONDS = 110.0
+TIMEOUT_SECONDS = 250.0
 STEPS = 10
 CONFIG = "config.json"
 ADDRESS = re.compile(rb'"shared_object_id": \d+')

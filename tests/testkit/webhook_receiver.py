@@ -16,7 +16,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_http_event
 from standardwebhooks import Webhook
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the example of the specification
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 100.0
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 """Answers a request instead of 204."""

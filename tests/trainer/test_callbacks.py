@@ -128,7 +128,7 @@ def test_an_evaluator_needs_nothing_else(tmp_path: Path) -> None:
         env={**os.environ, **preloaded()},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=250,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

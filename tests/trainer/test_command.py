@@ -50,7 +50,7 @@ def test_the_devices_are_laid_out_before_the_user_s_module_is_imported(tmp_path:
         env={**os.environ, **preloaded()},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=False,
     )
 

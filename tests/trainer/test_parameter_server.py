@@ -58,7 +58,7 @@ def test_a_killed_worker_rejoins_and_a_killed_ps_ends_the_job(
     run_dir, statuses, took = after_the_kills
     assert len(run_dir.committed_steps()) >= 5
     assert statuses == [PEER_LOST] * 3
-    assert took < 45.0
+    assert took < 120.0
     status = read_training_status(run_dir, now=0.0)
     assert status is not None
     assert status.state == "failed"

@@ -22,7 +22,7 @@ from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import FutureSink, Prediction
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 GROUP = ("serving", ("tokens", "int32", (8,)))
 LONG_GROUP = ("serving", ("tokens", "int32", (4096,)))
 

@@ -12,7 +12,7 @@ from testkit.engine_calls import predict_on
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.observer import SilentObserver
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 STEP = 7
 
 

@@ -9,7 +9,7 @@ import pytest
 from understudy.checkpoints import RunDir, UnsupportedFormatError
 from understudy.evaluator.evaluation.training_end import ExitReason, TrainingEndMonitor
 
-TIMEOUT_SECONDS = 100.0
+TIMEOUT_SECONDS = 250.0
 
 
 class TrainingHarness:

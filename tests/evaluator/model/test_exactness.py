@@ -186,7 +186,7 @@ def test_a_deviation_is_told() -> None:
 def test_the_soak_draws_cases_on_up_to_eight_replicas(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "soak", "exactness", "--count", str(SOAKED), "--seed", "4"]
     command += ["--work", str(tmp_path / "work"), "--results", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, **preloaded()}, check=True, capture_output=True, timeout=100)
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **preloaded()}, check=True, capture_output=True, timeout=300)
     result = json.loads((tmp_path / "soak_exactness.json").read_bytes())
     assert result["held"]
     assert result["cases"] == SOAKED

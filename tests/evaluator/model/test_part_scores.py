@@ -27,7 +27,7 @@ HORIZONS = 4
 MakeSlot = Callable[..., Slot]
 Rows = tuple[Any, ...]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @keras.saving.register_keras_serializable("test_part_scores")

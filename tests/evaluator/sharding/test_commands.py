@@ -16,7 +16,7 @@ from understudy.cli.main import main
 
 from .conftest import BATCH_SIZE, EXAMPLES, STEP, Case
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 200.0
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 

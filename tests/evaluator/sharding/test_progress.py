@@ -33,7 +33,7 @@ from understudy.evaluator.types import EvaluationResult
 
 from .conftest import BATCH_SIZE, EXAMPLES, STEP, Case
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 200.0
 DRIVER = Path(__file__).parent / "driver.py"
 MIDDLE = 104
 """The examples that are scored when half of them are, in whole batches."""

@@ -44,7 +44,7 @@ PASS_SIZE = 3
 """The most examples of one call of a model; evaluations have larger batches."""
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),
     # Not imported here: Ray reads its environment once, with its first import.
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="this environment is without the extra [ray]"),
@@ -111,12 +111,8 @@ def test_a_cluster_that_accepts_callers_without_a_token_is_refused() -> None:
     program = f"""
 import os
 os.environ.update({dict(ENVIRONMENT)!r}, RAY_AUTH_MODE="disabled")
-from testkit.preloading import preloaded
 from testkit.ray_cluster import RayCluster
 from understudy.evaluator.evaluator_errors import ConfigurationError
-from understudy.evaluator.factory import create_evaluator
-from understudy.evaluator.observer import SilentObserver
-from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
 from understudy.evaluator.sharding import ray_pool
 cluster = RayCluster({str(folder)!r})
 cluster.start()

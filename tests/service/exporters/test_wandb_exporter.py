@@ -21,7 +21,7 @@ def event(kind: EventType, step: int, **data: Any) -> Event:
     return Event(type=kind, step=step, checkpoint_digest=f"d{step}", occurred_at=1_700_000_000.0, data=data)
 
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 100.0
 HEADER, BLOCK = 7, 32_768
 """The bytes before the file's first record and before each part of one, and the size of the file's blocks."""
 

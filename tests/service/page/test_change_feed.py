@@ -103,7 +103,7 @@ async def test_draining_ends_every_stream(site: Site) -> None:
 async def test_a_stream_ends_by_itself_so_that_its_caller_is_checked_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change_feed, "STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(change_feed, "STREAM_SECONDS", 1.0)
     monkeypatch.setattr(change_feed, "KEEP_ALIVE_SECONDS", 0.01)
     with site.feed.place():
         async with asyncio.timeout(SECONDS):

@@ -76,7 +76,7 @@ async def test_a_change_is_rendered_once_for_all_pages_and_sent_to_each(site: Si
 async def test_nothing_is_sent_to_a_page_that_shows_the_present_state(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change_feed, "STREAM_SECONDS", 0.3)
+    monkeypatch.setattr(change_feed, "STREAM_SECONDS", 2.0)
     monkeypatch.setattr(change_feed, "KEEP_ALIVE_SECONDS", 0.05)
     with site.feed.place():
         async with asyncio.timeout(SECONDS):

@@ -20,7 +20,7 @@ from understudy.service.calls.caller import Caller
 from understudy.service.calls.methods import CallContext
 from understudy.service.traffic.traffic_sample import TrafficSample
 
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 60
 
 
 class Consumer:
