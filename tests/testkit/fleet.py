@@ -17,6 +17,7 @@ import numpy as np
 
 from testkit.checkpoints import Chief, ones
 from testkit.in_process import START_SECONDS, WAIT_SECONDS, RunningService, running_service, until
+from testkit.preloading import preloaded
 from understudy.clients import Client, UnavailableError, UnderstudyError
 from understudy.clients.client_errors import UnimplementedError
 from understudy.evaluator.serving.rollout_file import RunningRollout
@@ -179,7 +180,7 @@ def evaluator_process(folder: Path, port: int, *options: str) -> Iterator[tuple[
     command = [sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(folder / "run"), "--http-port=0"]
     process = subprocess.Popen(
         [*command, f"--grpc-port={port}", "--logical-cpus=1", "--poll-interval-seconds=0.05", *options],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, **preloaded(), "TF_CPP_MIN_LOG_LEVEL": "2"},
         stdout=subprocess.PIPE,
         text=True,
     )

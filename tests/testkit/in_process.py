@@ -22,6 +22,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from testkit.front_ends import GRPCIO
+from testkit.preloading import preloaded
 from understudy.clients import Client
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.grpcio.grpc_server import server_of
@@ -168,7 +169,7 @@ def _start(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ru
 def _start_process(options: Mapping[str, Any]) -> RunningService:
     process = subprocess.Popen(
         [sys.executable, "-m", "understudy.cli", "serve", *_flags(options)],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, **preloaded(), "TF_CPP_MIN_LOG_LEVEL": "2"},
         stdout=subprocess.PIPE,
         text=True,
     )
