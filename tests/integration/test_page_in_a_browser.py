@@ -344,7 +344,7 @@ def test_an_open_page_survives_restarts_of_the_server_and_says_while_it_is_gone(
         with serve(other, replicas, port) as again:
             again.wait_ready()
             again.client().promote(step)
-            expect(page.locator("#state .large")).to_have_text(f"step {step}", timeout=30_000)
+            expect(page.locator("#state .large")).to_have_text(f"step {step}")
             expect(page.locator("#state")).to_contain_text("An operator pinned it")
             expect(page.locator(".lost")).to_be_empty()
             expect(page.locator(".readiness")).to_have_text("ready")

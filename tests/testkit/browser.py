@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 FETCHED = ROOT / ".tools" / "chromium" / "chromium"
-LAUNCH_MILLISECONDS = 60_000
-WAIT_MILLISECONDS = 20_000
+LAUNCH_MILLISECONDS = 150_000
+WAIT_MILLISECONDS = 60_000
 
 
 @contextmanager
@@ -24,6 +24,7 @@ def running_browser() -> Iterator[Browser]:
     program = shutil.which("chromium") or (str(FETCHED) if FETCHED.exists() else None)
     if program is None:
         pytest.skip(f"chromium is neither on PATH nor at {FETCHED}; tools/fetch_browser.sh fetches it")
+    expect.set_options(timeout=WAIT_MILLISECONDS)  # by default it gives up after 5 s
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=program,

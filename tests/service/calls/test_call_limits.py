@@ -11,7 +11,7 @@ import pytest
 from understudy.service.calls.call_limits import FIRST_CHECK_SECONDS, LONGEST_PAUSE_SECONDS, DisconnectMonitor
 from understudy.service.calls.status import DEADLINE_PASSED, SERVER_ENDED, Failure
 
-SECONDS = 5
+SECONDS = 60
 
 
 class Waiting:

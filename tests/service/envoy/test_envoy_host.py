@@ -11,7 +11,7 @@ import pytest
 from understudy.service.envoy.envoy_server import Host
 from understudy.service.envoy.launch import ReexecState
 
-SECONDS = 5
+SECONDS = 60
 CALL = {"type": "http", "path": "/a.B/C"}
 
 
