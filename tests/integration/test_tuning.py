@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 from testkit.checkpoints import OUTPUTS, Chief, ones
 from testkit.in_process import until
+from testkit.preloading import preloaded
 from understudy.cli.main import main
 
 PATIENCE_SECONDS = 280
@@ -39,7 +41,14 @@ def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def test_a_search_ends_with_its_budget_and_writes_a_settings_file(command: list[str], tmp_path: Path) -> None:
     output = tmp_path / "tuned.toml"
     options = ["--budget-seconds", "1", "--json", "--output", str(output)]
-    ran = subprocess.run([*command, *options], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    ran = subprocess.run(
+        [*command, *options],
+        env={**os.environ, **preloaded()},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
 
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)

@@ -54,9 +54,9 @@ def checked(result: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def test_no_damaged_checkpoint_is_served_and_the_last_good_one_goes_on_serving(tmp_path: Path) -> None:
-    result = soak_by_command("damage", 20, tmp_path)
+    result = soak_by_command("damage", 10, tmp_path)
 
-    assert result["damaged"] == 20
+    assert result["damaged"] == 10
     assert result["predictions"] > 0
 
 

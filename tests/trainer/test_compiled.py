@@ -102,18 +102,34 @@ def on_replicas(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Compiled]
     return trained
 
 
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Compiled], Path]:
+    """Return a function that trains an experiment on one device, once, with a pause, and returns the run folder.
+
+    The 4 steps before it end in the midst of an accumulation, and of the steps after which the loss scale grows.
+    """
+
+    @functools.cache
+    def trained(experiment: Compiled) -> Path:
+        run_dir = tmp_path_factory.mktemp("resumed")
+        for steps in (4, STEPS):
+            run(experiment, run_dir, steps=steps)
+        return run_dir
+
+    return trained
+
+
 @pytest.mark.parametrize("experiment", [SCHEDULED, ACCUMULATING, FLOAT16, BFLOAT16])
-def test_one_device_gives_the_bits_of_fit_and_resuming_gives_them_again(tmp_path: Path, experiment: Compiled) -> None:
-    # 4 steps end in the midst of an accumulation, and of the steps after which the loss scale grows.
-    for steps in (4, STEPS):
-        run(experiment, tmp_path, steps=steps)
-    model = fitted(experiment)
-    for ours, theirs in zip(weights_of(tmp_path, STEPS), model.get_weights(), strict=True):
+def test_one_device_gives_the_bits_of_fit_and_resuming_gives_them_again(
+    resumed: Callable[[Compiled], Path], experiment: Compiled
+) -> None:
+    run_dir, model = resumed(experiment), fitted(experiment)
+    for ours, theirs in zip(weights_of(run_dir, STEPS), model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    state = state_of(tmp_path, STEPS)
+    state = state_of(run_dir, STEPS)
     for index, variable in enumerate(model.optimizer.variables):
         np.testing.assert_array_equal(state[f"optimizer/{index}"], np.asarray(variable))
-    assert_one_architecture(tmp_path)
+    assert_one_architecture(run_dir)
 
 
 @pytest.mark.parametrize(("experiment", "tolerance"), [(SCHEDULED, 1e-5), (FLOAT16, 1e-3)])
@@ -143,9 +159,8 @@ def test_accumulating_on_several_replicas_is_refused_with_the_reason(tmp_path: P
         run(ACCUMULATING, tmp_path, **MIRRORED)
 
 
-def test_the_published_model_goes_on_in_fit_where_the_loop_left_off(tmp_path: Path) -> None:
-    run(ACCUMULATING, tmp_path, steps=4)
-    model: Any = keras.models.load_model(RunDir(tmp_path).checkpoint(4) / MODEL_FILE)
+def test_the_published_model_goes_on_in_fit_where_the_loop_left_off(resumed: Callable[[Compiled], Path]) -> None:
+    model: Any = keras.models.load_model(RunDir(resumed(ACCUMULATING)).checkpoint(4) / MODEL_FILE)
     data = ACCUMULATING.training_data()
     plan = plan_data(
         data, global_batch_size=BATCH, replicas=1, seed=0, shuffle_buffer=None, cache=False, keep_remainder=False

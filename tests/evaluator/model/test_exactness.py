@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 SIZES = (31, 1, 2, 3, 32, 1)
 REPLICAS = 3
 MAX_ROWS = 6
-SOAKED = 3
+SOAKED = 2
 
 Compiled = Callable[[str, int], tuple[Any, Slot]]
 

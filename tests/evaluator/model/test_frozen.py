@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 import tensorflow as tf
 
 from testkit import more_sample_models, sample_models
+from testkit.preloading import preloaded
 from understudy.checkpoints import ModelKind
 from understudy.evaluator.evaluator_errors import (
     FreezingCancelledError,
@@ -135,7 +137,8 @@ print(slot.predict_note)
 def test_a_model_is_not_frozen_where_few_files_can_be_opened_and_the_process_goes_on(tmp_path: Path) -> None:
     dense().save(tmp_path / "model.keras")
     command = [sys.executable, "-c", _FEW_FILES, str(tmp_path / "model.keras")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    environ = {**os.environ, **preloaded()}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=250, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     *refused, last = ended.stdout.splitlines()
     assert [line.split()[0] for line in refused] == ["0", "1", "4", "16"]

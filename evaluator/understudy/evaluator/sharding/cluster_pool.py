@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from understudy.evaluator.evaluator_errors import ClusterError, ConfigurationError, EvaluatorError
 from understudy.evaluator.sharding.child_process import ChildProcess, checked
 from understudy.evaluator.sharding.pool import Event, Shard, WorkerGone, WorkerId
-from understudy.evaluator.sharding.work import Work
+
+if TYPE_CHECKING:  # it imports TensorFlow, which the process of the connection and those of Ray do not need
+    from understudy.evaluator.sharding.work import Work
 
 MODE_VARIABLE: Final = "RAY_AUTH_MODE"
 """The environment variable that has Ray ask for a token."""
