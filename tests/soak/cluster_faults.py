@@ -27,12 +27,17 @@ from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint
 from understudy.evaluator.sharding.evaluate import evaluate_files
 from understudy.evaluator.sharding.work import DataSource, ModelSource, Work
+from understudy.evaluator.types import EvaluationResult
 
 FAULTS = 500
 EXAMPLES = 203
 BATCH_SIZE = 8
 STEP = 7
 KINDS = ("kill", "stop", "remove", "join")
+
+ALLOWED_SECONDS = {"kill": 3.0, "remove": 3.0, "stop": 10.0, "join": 3.0}
+"""How long an evaluation may stand still, on a machine that does nothing else and with a worker that is ready. Without
+one it waits for a new one, which imports TensorFlow."""
 
 _SHARD_BATCHES = 2
 _MOST_NODES = 3
@@ -46,11 +51,13 @@ class Faulty:
         cluster: The cluster.
         work: What is evaluated.
         longest: The longest time that an evaluation stood still after each kind of fault, in seconds.
+        late: Those that took longer than `ALLOWED_SECONDS`, with the nodes that were left and the machine's load.
     """
 
     cluster: RayCluster
     work: Work
     longest: dict[str, float] = field(default_factory=dict)
+    late: list[str] = field(default_factory=list)
     _pool: Any = None
 
     def score(self, happening: Mapping[int, str]) -> Mapping[str, float]:
@@ -73,21 +80,28 @@ class Faulty:
                 faults[kind]()
                 scored[-1] = time.monotonic()
 
-        result = evaluate_files(
-            self.work, step=STEP, make_pool=self._make_pool, batches_per_shard=_SHARD_BATCHES, progress=progress
-        )
+        result = self.evaluate(progress)
         ends = [*sorted(happening)[1:], len(scored)]
         for (batches, kind), end in zip(sorted(happening.items()), ends, strict=True):
             stall = float(np.diff(scored[batches - 1 : end]).max())
             self.longest[kind] = max(self.longest.get(kind, 0.0), stall)
+            if stall > ALLOWED_SECONDS[kind]:
+                nodes, load = 1 + self.cluster.further_nodes, os.getloadavg()[0]
+                self.late.append(f"{kind}: {stall:.1f} s with {nodes} nodes at a load of {load:.1f}")
         assert (result.examples, result.notes) == (EXAMPLES, ())
         return result.metrics
 
-    def _make_pool(self, work: Work) -> Any:
+    def evaluate(self, progress: Callable[..., None], workers: int | None = None) -> EvaluationResult:
+        """Return the result of an evaluation on so many nodes, all of them by default."""
         from understudy.evaluator.sharding.ray_pool import RayPool
 
-        self._pool = RayPool(pickle.dumps(work), work.model.folder, address=self.cluster.address)
-        return self._pool
+        def make_pool(work: Work) -> Any:
+            self._pool = RayPool(pickle.dumps(work), work.model.folder, address=self.cluster.address, workers=workers)
+            return self._pool
+
+        return evaluate_files(
+            self.work, step=STEP, make_pool=make_pool, batches_per_shard=_SHARD_BATCHES, progress=progress
+        )
 
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to a worker that is ready."""
@@ -122,12 +136,12 @@ def run(trial: Trial) -> None:
     os.environ.update(ENVIRONMENT)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a node gives up if its agents take 30 s to start
     count = trial.count(FAULTS)
-    state = trial.load_state() or {"done": 0, "faults": {}, "longest": {}}
+    state = trial.load_state() or {"done": 0, "faults": {}, "longest": {}, "late": []}
     happened = Counter(state["faults"])
     work = make_work(trial.work / f"from-{state['done']}")
     expected = evaluate_files(work, step=STEP).metrics
     with running(2) as cluster:
-        faulty = Faulty(cluster=cluster, work=work, longest=dict(state["longest"]))
+        faulty = Faulty(cluster=cluster, work=work, longest=dict(state["longest"]), late=[*state["late"]])
         for number in range(state["done"], count):
             kind, at = draw(trial.chance(number), cluster.further_nodes)
             found = faulty.score({at: kind})
@@ -135,10 +149,13 @@ def run(trial: Trial) -> None:
             held = found == expected
             figures = {
                 "faults": dict(happened),
+                "late": faulty.late,
                 "longest_stalls_seconds": {name: round(each, 2) for name, each in faulty.longest.items()},
             }
             trial.report(held=held, finished=number + 1 == count, **figures)
             if not held:
                 raise AssertionError(f"fault {number}, {kind} after {at} batches: {found}, expected {expected}")
-            trial.save_state({"done": number + 1, "faults": dict(happened), "longest": faulty.longest})
+            trial.save_state(
+                {"done": number + 1, "faults": dict(happened), "longest": faulty.longest, "late": faulty.late}
+            )
     trial.finish()
