@@ -310,6 +310,7 @@ def test_servers_that_follow_compare_and_the_evaluator_adds_up_and_goes_on_after
         with traffic({"one": fleet.clients["one"]}, answer=10):
             until(lambda: fleet.outcomes()[2:] == [(30, "started"), (30, "rolled_back")])
         assert fleet.served() == [20, 20, 20]
+        until(lambda: sum(line["event"] == "rollout" for line in lines) == 4)  # each follows its entry in the ledger
     audited = [line for line in lines if line["event"] == "rollout"]
     said = [(line["step"], line["outcome"].removeprefix("rollout_")) for line in audited]
     assert said == [(20, "started"), (20, "promoted"), (30, "started"), (30, "rolled_back")]
