@@ -29,6 +29,7 @@ TOPICS = {
     "fleet": "promotions and rollbacks of servers that follow, under load: no failed or torn answer",
     "standby": "SIGKILLs of one of two evaluators: the other serves within 30 s, every checkpoint once in the ledger",
     "cluster_faults": "killed and stopped workers, nodes that leave and join: scores have the bits of one device",
+    "cluster_speed": "two nodes of one core each against one; how long evaluations stand still after faults",
     "kills": "SIGKILLs of the evaluator during a run: every checkpoint exactly once in the ledger",
 }
 """Each is a module of this package with a ``run(trial)``; the text says what it tries."""
