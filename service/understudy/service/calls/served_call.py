@@ -35,9 +35,10 @@ REQUEST_ID_HEADER: Final = "x-request-id"
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the current task's call; empty outside of calls."""
 
-MAX_OPEN_STREAMS: Final = 1_000
-"""The most streams of one method at once, from all callers. A stream that is idle costs memory and some of the event
-loop's time all the same, and a watch of the health is open to callers without a name."""
+MAX_OPEN_STREAMS: Final = 4_096
+"""The most streams of one method at once, from all callers: as many as servers may follow an evaluator. An idle stream
+costs memory and some of the event loop's time all the same, and a watch of the health is open to callers without a
+name."""
 
 _RETRY_SECONDS: Final = 5.0
 _PROCESS: Final = secrets.token_hex(8)
