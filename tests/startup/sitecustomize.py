@@ -3,10 +3,6 @@
 This folder is on their PYTHONPATH (see tests/conftest.py). Keras imports scikit-learn and matplotlib if it finds them.
 They are installed for the bundled digits and the benchmarks' plots. A server-only installation has neither, so they are
 hidden from Keras here; other imports find them. While TensorFlow is imported, garbage collection is off.
-
-For every operation that TensorFlow traces it notes the stack of its caller, which its error messages then show. Below
-pytest and Keras a stack has a hundred frames and more, and noting them takes a tenth of the time to trace. Here all
-operations share the stack of the import.
 """
 
 from __future__ import annotations
@@ -21,8 +17,8 @@ from types import ModuleType
 _OPTIONAL_TO_KERAS = ("sklearn", "matplotlib")
 
 
-class _TensorFlowLoader(SourceFileLoader):
-    """Executes TensorFlow without garbage collection."""
+class _Uncollected(SourceFileLoader):
+    """Executes a module without garbage collection."""
 
     def exec_module(self, module: ModuleType) -> None:
         was_enabled = gc.isenabled()
@@ -32,14 +28,6 @@ class _TensorFlowLoader(SourceFileLoader):
         finally:
             if was_enabled:
                 gc.enable()
-        _share_a_stack()
-
-
-def _share_a_stack() -> None:
-    from tensorflow.python.util import tf_stack
-
-    stack = tf_stack.extract_stack()
-    tf_stack.extract_stack = lambda *_, **__: stack
 
 
 class _QuickStart:
@@ -52,7 +40,7 @@ class _QuickStart:
             raise ModuleNotFoundError(f"{name} is hidden from Keras in tests", name=name)
         spec = PathFinder.find_spec(name, path) if name == "tensorflow" else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _TensorFlowLoader(spec.loader.name, spec.loader.path)
+            spec.loader = _Uncollected(spec.loader.name, spec.loader.path)
         return spec
 
 

@@ -212,9 +212,10 @@ def tf_config(cluster: Mapping[str, Sequence[str]], role: str, index: int) -> st
 
 @dataclass
 class Task:
-    """One task of a cluster, as a process; ``output`` is its output, once it has ended."""
+    """One task of a cluster, as a process, with the port that it serves TensorFlow's runtime on."""
 
     process: subprocess.Popen[str]
+    port: int = 0
     again: Callable[[], Task] | None = None
     lines: list[str] = field(default_factory=list)
     errors: str = ""
@@ -240,6 +241,18 @@ class Task:
         self.kill()
         self.end()
         self.process = self.again().process
+
+    def wait_until_it_serves(self) -> None:
+        """Wait until its port takes connections."""
+        ends = time.monotonic() + TIMEOUT_SECONDS
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
+            except OSError:
+                assert time.monotonic() < ends, f"nothing listens on {self.port}: {self.errors}"
+                time.sleep(0.1)
+            else:
+                return
 
     def kill(self) -> float:
         """Send SIGKILL; return the time."""
@@ -295,10 +308,12 @@ def cluster(
         spec["evaluator"] = [f"127.0.0.1:{ports[-1]}"]
     tasks: list[Task] = []
     try:
-        for (role, index), own in zip(members, itertools.chain(environs, itertools.repeat({})), strict=False):
+        additions = itertools.chain(environs, itertools.repeat({}))
+        for (role, index), own, port in zip(members, additions, ports, strict=False):
             environ = {"TF_CONFIG": tf_config(spec, role, index), **own}
             arguments = ("--strategy", strategy, *options)
             task = start_training(experiment, run_dir, *arguments, environ=environ, verb=verb)
+            task.port = port
             task.again = functools.partial(start_training, experiment, run_dir, *arguments, environ=environ, verb=verb)
             tasks.append(task)
         yield tasks

@@ -43,6 +43,7 @@ def after_the_kills(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, l
         chief.wait_for("published step")
         for worker in (first, second):
             worker.restart()
+            worker.wait_until_it_serves()
             for _ in range(2):
                 chief.wait_for("published step")
         killed_at = ps.kill()

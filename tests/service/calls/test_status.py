@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import time
+
 import grpc
 import pytest
 import structlog
 
 from understudy.evaluator import evaluator_errors
-from understudy.service.calls.status import STATUS_CODES, Code, failure_of
+from understudy.service.calls.status import CALLER_GONE, DEADLINE_PASSED, STATUS_CODES, Code, caller_gone, failure_of
 from understudy.wire import WireError
 
 EXPECTED = [
@@ -71,3 +73,10 @@ def test_codes_are_grpcs_own() -> None:
 
 def test_labels_are_those_of_go() -> None:
     assert [Code.OK.label, Code.CANCELLED.label, Code.DEADLINE_EXCEEDED.label] == ["OK", "Canceled", "DeadlineExceeded"]
+
+
+def test_a_caller_that_gives_up_just_before_its_deadline_has_met_it() -> None:
+    assert caller_gone(time.monotonic() + 0.04) is DEADLINE_PASSED
+    assert caller_gone(time.monotonic() - 1.0) is DEADLINE_PASSED
+    assert caller_gone(time.monotonic() + 100.0) is CALLER_GONE
+    assert caller_gone(None) is CALLER_GONE

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import math
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,8 +75,17 @@ class Failure:
 
 CALLER_GONE: Final = Failure(code=Code.CANCELLED, message="the caller went away")
 DEADLINE_PASSED: Final = Failure(code=Code.DEADLINE_EXCEEDED, message="the deadline passed before there was an answer")
+EARLY_SECONDS: Final = 0.05
+"""How long before the deadline a caller may give up because of it: its own timer began before its request came."""
+
 COMPUTATION_CANCELLED: Final = Failure(code=Code.CANCELLED, message="the computation was cancelled")
 SERVER_ENDED: Final = Failure(code=Code.UNAVAILABLE, message="the server ended before there was an answer")
+
+
+def caller_gone(deadline: float | None) -> Failure:
+    """Return why a caller has gone: its deadline, by the monotonic clock, or anything else."""
+    has_passed = deadline is not None and deadline - time.monotonic() <= EARLY_SECONDS
+    return DEADLINE_PASSED if has_passed else CALLER_GONE
 
 
 class UnknownModelError(Exception):

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 from understudy.service.calls.call_limits import DisconnectMonitor, WatchedCall
 from understudy.service.calls.compression import MessageTooLargeError
-from understudy.service.calls.status import CALLER_GONE, CallEndedError, Failure
+from understudy.service.calls.status import CALLER_GONE, CallEndedError, Failure, caller_gone
 from understudy.service.envoy.grpc_wire import (
     RESPONSE_HEADERS,
     Headers,
@@ -132,7 +132,7 @@ class AsgiCall(WatchedCall):
         try:
             return await self.next_chunk()
         except CallerGoneError:
-            self.end(CALLER_GONE)
+            self.end(caller_gone(self.deadline))
             await asyncio.Event().wait()
             raise
 
@@ -158,7 +158,7 @@ class AsgiCall(WatchedCall):
         if asked.cancelled():
             return
         if asked.result()["type"] == "http.disconnect":
-            self.end(CALLER_GONE)
+            self.end(caller_gone(self.deadline))
         elif self.body_ended and self._awaited is asked:
             self._awaited = None  # after the end, ASGI returns empty messages
 

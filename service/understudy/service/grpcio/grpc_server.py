@@ -18,12 +18,11 @@ from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.methods import CoalescingOptions, RpcType
 from understudy.service.calls.served_call import REQUEST_ID_HEADER, Call, ServedMethod, ServedMethods
 from understudy.service.calls.status import (
-    CALLER_GONE,
     COMPUTATION_CANCELLED,
-    DEADLINE_PASSED,
     DETAILS_KEY,
     Code,
     Failure,
+    caller_gone,
     status_details,
 )
 from understudy.service.front_end import (
@@ -232,7 +231,7 @@ class GrpcCall(Call):
 
     def open(self) -> None:
         """See `Call`."""
-        remaining = self._seconds_remaining()
+        remaining = cast("float | None", self.context.time_remaining())
         self.deadline = None if remaining is None else time.monotonic() + remaining
         if self.has_callers_id:
             self.context.set_trailing_metadata(((REQUEST_ID_HEADER, self.request_id),))
@@ -246,8 +245,7 @@ class GrpcCall(Call):
         if task is not None and not task.cancelling():
             return COMPUTATION_CANCELLED
         self._cancelled = True
-        remaining = self._seconds_remaining()
-        return DEADLINE_PASSED if remaining is not None and remaining <= 0 else CALLER_GONE
+        return caller_gone(self.deadline)
 
     async def fail(self, failure: Failure) -> None:
         """End the call with a failure, its id, and ``google.rpc.RetryInfo`` if the time of a retry is known.
@@ -262,9 +260,6 @@ class GrpcCall(Call):
         if details is not None:
             trailing = (*trailing, (DETAILS_KEY, details))
         await self.context.abort(_STATUSES[failure.code], failure.message, trailing)
-
-    def _seconds_remaining(self) -> float | None:
-        return cast("float | None", self.context.time_remaining())
 
 
 class Endpoint(ABC):

@@ -18,7 +18,14 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.call_limits import BodyBudget, BodyShare, DisconnectMonitor, WatchedCall
 from understudy.service.calls.compression import decompressed
 from understudy.service.calls.served_call import ServedMethod
-from understudy.service.calls.status import CALLER_GONE, CallEndedError, Code, Failure, UnsupportedError
+from understudy.service.calls.status import (
+    CALLER_GONE,
+    CallEndedError,
+    Code,
+    Failure,
+    UnsupportedError,
+    caller_gone,
+)
 
 CERTIFICATE_NAMES: Final = "understudy.certificate_names"
 """The key of an ASGI scope with the names in the caller's verified certificate."""
@@ -261,7 +268,7 @@ class RestCall(WatchedCall):
     def _look_at(self, probe: asyncio.Future[Mapping[str, Any]]) -> None:
         self._probe = None
         if not probe.cancelled() and probe.result()["type"] == "http.disconnect":
-            self.end(CALLER_GONE)
+            self.end(caller_gone(self.deadline))
 
 
 def response_to_failure(failure: Failure) -> JSONResponse:
