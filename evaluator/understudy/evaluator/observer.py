@@ -35,7 +35,7 @@ class Observer(Protocol):
     ) -> None:
         """A batch is done; its outcomes are delivered next.
 
-        Called by one thread at a time, because batches run one at a time.
+        Called by one thread at a time, also while several batches run at once.
 
         Args:
             operation: The operation that the batch was for.

@@ -85,7 +85,7 @@ class Apart(NamedTuple):
 
     Attributes:
         message: The message, with a placeholder for each.
-        contents: The contents by placeholder. Nobody can guess one.
+        contents: The contents by placeholder. No caller can guess one.
     """
 
     message: Any

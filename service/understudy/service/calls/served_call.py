@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError
 from understudy.service.calls.audit import audit_call
 from understudy.service.calls.caller import CallShare
-from understudy.service.calls.methods import CallContext, Method, RpcMethod, Service
+from understudy.service.calls.methods import CallContext, Encoded, Method, RpcMethod, Service
 from understudy.service.calls.metrics import MethodMetrics, RpcMetrics
 from understudy.service.calls.status import CALLER_GONE, Code, Failure, failure_of
 from understudy.service.calls.trace import TRACE_IDS, CallTrace
@@ -51,6 +51,11 @@ def accept_id(candidate: str | bytes | None) -> str:
     if isinstance(candidate, str) and _ACCEPTABLE.fullmatch(candidate):
         return candidate
     return f"{_PROCESS}{next(_NUMBERS):016x}"
+
+
+async def built(encoded: Encoded) -> bytes:
+    """Return the bytes of a response, built on another thread if that is still to do."""
+    return encoded if isinstance(encoded, bytes) else await asyncio.to_thread(encoded)
 
 
 class Call(CallContext, ABC):

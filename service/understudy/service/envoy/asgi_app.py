@@ -11,7 +11,7 @@ from typing import Any, Final
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.call_limits import BodyBudget, BodyShare, DisconnectMonitor
 from understudy.service.calls.compression import MessageDecompressor
-from understudy.service.calls.served_call import ServedMethod, ServedMethods, accept_id
+from understudy.service.calls.served_call import ServedMethod, ServedMethods, accept_id, built
 from understudy.service.calls.status import CallEndedError, Code, Failure
 from understudy.service.envoy.asgi_call import AsgiCall, CallerGoneError, Receive, Reply, Scope, Send, refuse_media_type
 from understudy.service.envoy.grpc_wire import PREFIX_BYTES, Message, Unframer, is_grpc, is_whole
@@ -112,8 +112,7 @@ class Endpoint(ABC):
         reply = call.reply
         async with aclosing(self._handle(request, call)) as responses:
             async for response in responses:
-                data = self._encode(response)
-                await reply.message(data if isinstance(data, bytes) else await asyncio.to_thread(data))
+                await reply.message(await built(self._encode(response)))
                 self._served.sent(call)
         await reply.end()
 
@@ -138,8 +137,7 @@ class UnaryEndpoint(Endpoint):
     async def _answer(self, call: AsgiCall) -> None:
         response = await self._handle(await self._one_request(call), call)
         call.task = None  # do not interrupt the sending
-        data = self._encode(response)
-        await call.reply.only(data if isinstance(data, bytes) else await asyncio.to_thread(data))
+        await call.reply.only(await built(self._encode(response)))
         self._served.sent(call)
 
 
@@ -149,8 +147,7 @@ class ClientStreamEndpoint(Endpoint):
     async def _answer(self, call: AsgiCall) -> None:
         call.allow_cancelling()
         response = await self._handle(self._each_request(call), call)
-        data = self._encode(response)
-        await call.reply.only(data if isinstance(data, bytes) else await asyncio.to_thread(data))
+        await call.reply.only(await built(self._encode(response)))
         self._served.sent(call)
 
 

@@ -16,7 +16,7 @@ import grpc
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.methods import CoalescingOptions, RpcType
-from understudy.service.calls.served_call import REQUEST_ID_HEADER, Call, ServedMethod, ServedMethods
+from understudy.service.calls.served_call import REQUEST_ID_HEADER, Call, ServedMethod, ServedMethods, built
 from understudy.service.calls.status import (
     COMPUTATION_CANCELLED,
     DETAILS_KEY,
@@ -317,8 +317,7 @@ class Endpoint(ABC):
         write, encode, sent = call.context.write, self._encode, self._served.sent
         async with aclosing(self._handle(requests, call)) as responses:
             async for response in responses:
-                data = encode(response)
-                await write(data if isinstance(data, bytes) else await asyncio.to_thread(data))
+                await write(await built(encode(response)))
                 sent(call)
 
 
@@ -327,9 +326,7 @@ class UnaryEndpoint(Endpoint):
 
     async def _answer(self, call: GrpcCall) -> bytes:
         response = await self._handle(await self._one_request(call), call)
-        data = self._encode(response)
-        if not isinstance(data, bytes):
-            data = await asyncio.to_thread(data)
+        data = await built(self._encode(response))
         self._served.sent(call)
         return data
 
@@ -339,9 +336,7 @@ class ClientStreamEndpoint(Endpoint):
 
     async def _answer(self, call: GrpcCall) -> bytes:
         response = await self._handle(self._each_request(call), call)
-        data = self._encode(response)
-        if not isinstance(data, bytes):
-            data = await asyncio.to_thread(data)
+        data = await built(self._encode(response))
         self._served.sent(call)
         return data
 
