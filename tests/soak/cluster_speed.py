@@ -11,46 +11,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from soak.cluster_faults import STEP, Faulty
+from soak.cluster_faults import Faulty, make_work
 from soak.trial import Trial
-from testkit.checkpoints import Chief
 from testkit.ray_cluster import ENVIRONMENT, RayCluster, running
-from understudy.checkpoints.layout import RunDir
-from understudy.checkpoints.local_checkpoint import open_local_checkpoint
-from understudy.evaluator.sharding.work import DataSource, ModelSource, Work
 
 ROUNDS = 5
 EXAMPLES = 24_576
 BATCH_SIZE = 64
 GOALS = {"two_nodes_to_one": 1.8, "kill": 3.0, "remove": 3.0, "stop": 10.0, "join": 15.0}
 """The least ratio; the longest stalls after faults of one of two workers, and until a new node is used, in seconds."""
-
-
-def make_work(folder: Path) -> Work:
-    """Publish a convolutional net that takes about a millisecond for an example, and write a dataset for it."""
-    import keras
-    from keras import layers
-
-    convolutions = [layers.Conv2D(filters, 3, activation="relu", padding="same") for filters in (32, 64, 64)]
-    model = keras.Sequential(
-        [keras.Input((28, 28, 1)), *convolutions, layers.GlobalAveragePooling2D(), layers.Dense(10)]
-    )
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    Chief(folder / "run").publish_other(STEP, model)
-    published = RunDir(folder / "run").checkpoint(STEP)
-    rng = np.random.default_rng(3)
-    x, y = rng.normal(size=(EXAMPLES, 28, 28, 1)).astype("f4"), rng.integers(0, 10, EXAMPLES)
-    np.savez(folder / "data.npz", allow_pickle=False, x=x, y=y)
-    return Work(
-        model=ModelSource(folder=published, digest=open_local_checkpoint(published).digest),
-        data=DataSource(name="data", paths=(folder / "data.npz",)),
-        batch_size=BATCH_SIZE,
-    )
 
 
 @contextmanager
@@ -67,16 +40,12 @@ def one_core(number: int) -> Iterator[None]:
 class Timed(Faulty):
     """Evaluations on a cluster that are timed once all their workers are ready."""
 
-    @property
-    def _ready(self) -> int:
-        return sum(actor.process is not None for actor in [*self._pool._workers.values()])
-
     def run(self, nodes: int, happening: Callable[[Timed], None] | None = None) -> list[float]:
         """Return when batches were scored with all workers ready, and nothing or something happening after a third."""
         times: list[float] = []
 
         def progress(*_: object) -> None:
-            if times or self._ready >= nodes:
+            if times or len(self._ready()) >= nodes:
                 times.append(time.monotonic())
             if happening is not None and len(times) == EXAMPLES // BATCH_SIZE // 3:
                 happening(self)
@@ -104,7 +73,7 @@ class Timed(Faulty):
             if not began:
                 join()
                 began.append(time.monotonic())
-            if not used and self._ready >= 2:
+            if not used and len(self._ready()) >= 2:
                 used.append(time.monotonic())
 
         while not used:
@@ -116,7 +85,7 @@ def run(trial: Trial) -> None:
     """Measure so many rounds."""
     os.environ.update(ENVIRONMENT)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    work = make_work(trial.work)
+    work = make_work(trial.work, examples=EXAMPLES, batch_size=BATCH_SIZE)
     found: dict[str, list[float]] = {name: [] for name in ("one_node", "two_nodes", "kill", "stop", "remove", "join")}
     cores = os.sched_getaffinity(0)
     with one_core(0), running(1) as cluster:
@@ -126,7 +95,7 @@ def run(trial: Trial) -> None:
         kinds: dict[str, Callable[[Timed], None]] = {
             "kill": lambda one: one._signal(signal.SIGKILL),
             "stop": lambda one: one._signal(signal.SIGSTOP),
-            "remove": lambda one: one.cluster.remove(),
+            "remove": lambda one: one.lose_node(),
         }
         count = trial.count(ROUNDS)
         for number in range(count):

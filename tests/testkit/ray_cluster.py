@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,12 @@ class RayCluster:
         """Add a node."""
         self._cluster.add_node(**self._node)
 
-    def remove(self) -> None:
-        """Kill all processes of a node."""
-        self._cluster.remove_node(next(iter(self._cluster.worker_nodes)), allow_graceful=False)
+    def remove(self, preferred: Sequence[str] = ()) -> str:
+        """Kill all processes of a node, the first with one of these ids if there is one; return its id."""
+        places = {node: place for place, node in enumerate(preferred)}
+        node = min(self._cluster.worker_nodes, key=lambda each: places.get(each.node_id, len(places)))
+        self._cluster.remove_node(node, allow_graceful=False)
+        return str(node.node_id)
 
     def end(self) -> None:
         """End all nodes."""

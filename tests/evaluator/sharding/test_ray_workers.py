@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from soak.cluster_faults import Faulty
+from soak.cluster_faults import KINDS, Fault, Faulty, examples_for, make_work
 from testkit import sample_models
 from testkit.checkpoints import Chief
 from testkit.preloading import preloaded
@@ -64,10 +64,14 @@ def cluster() -> Iterator[RayCluster]:
             yield started
 
 
-def test_the_score_has_the_bits_of_one_device_when_workers_die_hang_or_leave(case: Case, cluster: RayCluster) -> None:
-    faulty = Faulty(cluster=cluster, work=case.work)
-    assert faulty.score({1: "kill", 10: "stop"}) == case.score
-    assert faulty.score({1: "remove", 10: "join"}) == case.score
+def test_the_score_has_the_bits_of_one_device_when_workers_die_hang_or_leave(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    faults = [Fault("kill", 9), Fault("join", 0), Fault("stop", 9), Fault("remove", 9)]
+    work = make_work(tmp_path, examples=examples_for(len(faults)))
+    faulty = Faulty(cluster=cluster, work=work)
+    assert faulty.score(faults) == evaluate_files(work, step=STEP).metrics
+    assert {kind: faulty.happened[kind] for kind in KINDS} == dict.fromkeys(KINDS, 1)
 
 
 def test_an_evaluation_goes_on_without_the_cluster_where_its_killed_driver_ended(
