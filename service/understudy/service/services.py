@@ -237,6 +237,7 @@ def tf_serving_services() -> tuple[ServiceDescriptor, ServiceDescriptor]:
 
 def _tf_serving(handlers: RequestHandlers) -> tuple[Service, ...]:
     from understudy.service.handlers.tfserving_handler import UNSUPPORTED as UNSUPPORTED_BY_TF_SERVING
+    from understudy.service.handlers.tfserving_handler import TfPredictCodec
 
     tf_serving = handlers.tf_serving
     prediction, model = tf_serving_services()
@@ -255,6 +256,7 @@ def _tf_serving(handlers: RequestHandlers) -> tuple[Service, ...]:
                 **{name: refused[name] for name in ("Classify", "Regress", "MultiInference")},
             },
             {"Predict": tf_serving.check_admission},
+            {"Predict": TfPredictCodec()},
         ),
         foreign_service(
             model,

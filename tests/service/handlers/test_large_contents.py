@@ -9,6 +9,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorflow_serving.apis import predict_pb2
 
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
@@ -19,6 +20,12 @@ from understudy.service.calls.status import Code, Failure
 from understudy.service.handlers import messages
 from understudy.service.handlers.infer_codec import InferCodec, InferResponse, InferStreamCodec, ResponseSpec
 from understudy.service.handlers.predict_codec import PredictCodec, PredictStreamCodec
+from understudy.service.handlers.tfserving_handler import (
+    PredictedOutputs,
+    TfPredictCodec,
+    decode_tensor,
+    encode_tensor,
+)
 from understudy.service.templates.codecs import template_codecs
 from understudy.v1 import evaluation_pb2, prediction_pb2
 from understudy.wire import decode_all, encode, encode_all
@@ -63,6 +70,15 @@ def test_large_raw_contents_are_decoded_without_a_copy() -> None:
     inference = request.inference()
     assert np.array_equal(inference.inputs["x"], LARGE)
     assert is_within(inference.inputs["x"], data)
+
+
+def test_a_large_tensor_of_tensorflow_serving_is_decoded_without_a_copy() -> None:
+    request = predict_pb2.PredictRequest(model_spec={"name": "m"}, inputs={"x": encode_tensor(LARGE)})
+    data = request.SerializeToString()
+    apart = TfPredictCodec().decode(data)
+    found = decode_tensor(apart.message.inputs["x"], max_bytes=len(data), name="x", contents=apart.contents)
+    assert np.array_equal(found, LARGE)
+    assert is_within(found, data)
 
 
 def test_large_text_in_raw_contents_is_decoded() -> None:
@@ -166,6 +182,24 @@ def test_a_large_inferred_response_is_what_its_message_is(array: Any, *, typed: 
     elif typed and array.dtype == np.float32:
         assert np.array_equal(found.outputs[0].contents.fp32_contents, array.ravel())
         assert not isinstance(alone, bytes)
+
+
+@pytest.mark.parametrize("array", [LARGE, LARGE.T, LARGE.astype(bool), LARGE[:1], TEXT])
+def test_a_large_response_of_tensorflow_serving_is_what_its_message_is(array: Any) -> None:
+    outputs = {"large": array, "small": np.ones((2, 1))}
+    spec = predict_pb2.PredictResponse(model_spec={"name": "m", "version": {"value": 9}}).model_spec
+    encoded = TfPredictCodec().encode(PredictedOutputs(spec, Prediction(outputs=outputs, step=9)))
+    assert isinstance(encoded, bytes) == (array.nbytes <= parsing.LARGE_BYTES and array is not TEXT)
+    found = predict_pb2.PredictResponse.FromString(at_once(encoded))
+    tensors = {name: encode_tensor(output) for name, output in outputs.items()}
+    assert found == predict_pb2.PredictResponse(model_spec=spec, outputs=tensors)
+
+
+def test_pieces_of_every_kind_and_size_are_joined_in_their_order() -> None:
+    data = LARGE.tobytes()
+    pieces: list[Any] = [b"", data[:3], memoryview(data)[3:-5], memoryview(data)[:0], bytearray(data[-5:])]
+    assert parsing.joined(pieces) == data
+    assert parsing.joined([]) == b""
 
 
 def test_failures_on_streams_are_messages_of_their_own() -> None:

@@ -18,7 +18,11 @@ from understudy.evaluator.datasets.request_records import LoggedRequest
 from understudy.evaluator.types import Arrays, Prediction
 from understudy.service.calls.caller import Caller
 from understudy.service.calls.methods import CallContext
+from understudy.service.calls.parsing import LARGE_BYTES, varint_bytes
+from understudy.service.handlers.predict_codec import PredictCodec
 from understudy.service.traffic.traffic_sample import TrafficSample
+from understudy.v1 import prediction_pb2
+from understudy.wire import encode
 
 PATIENCE_SECONDS = 60
 
@@ -144,6 +148,26 @@ def test_a_slice_counts_as_the_whole_batch_that_it_keeps_in_memory() -> None:
         future: asyncio.Future[Prediction] = asyncio.get_running_loop().create_future()
         sample.follow(future, inputs(1), call())
         future.set_result(Prediction(outputs={"y": batch[3:4]}, step=1))
+        await asyncio.sleep(0)
+
+    asyncio.run(answer())
+    assert dropped == {"queue": 1}
+
+
+def test_a_tensor_counts_as_the_whole_message_that_it_keeps_in_memory() -> None:
+    consumer, dropped = Consumer(), Counter[str]()
+    sample = TrafficSample(
+        consumer, share=1.0, dropped=lambda reason: dropped.update([reason]), name="sample", max_bytes=1_000_000
+    )
+    tensor = encode(np.zeros((1, 1 << 16), np.float32))
+    unknown = bytes([15 << 3 | 2, *varint_bytes(LARGE_BYTES)]) + bytes(LARGE_BYTES)
+    message = prediction_pb2.PredictRequest(inputs={"x": tensor}).SerializeToString() + unknown
+    sent, _ = PredictCodec().decode(message).arguments()
+
+    async def answer() -> None:
+        future: asyncio.Future[Prediction] = asyncio.get_running_loop().create_future()
+        sample.follow(future, sent, call())
+        future.set_result(Prediction(outputs={"y": np.zeros((1, 1))}, step=1))
         await asyncio.sleep(0)
 
     asyncio.run(answer())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.compression import MessageTooLargeError
-from understudy.service.calls.parsing import LARGE_BYTES
+from understudy.service.calls.parsing import LARGE_BYTES, joined
 from understudy.service.calls.served_call import REQUEST_ID_HEADER
 from understudy.service.calls.status import DETAILS_KEY, Failure, UnsupportedError, status_details
 
@@ -114,7 +114,7 @@ class Unframer:
         if not self._left:
             first, *rest = self._chunks
             begin, self._chunks, self._begin = self._begin + PREFIX_BYTES, [], 0
-            return b"".join((memoryview(first)[begin:], *rest))
+            return _one((memoryview(first)[begin:], *rest), length)
         if len(self._chunks[0]) < self._begin + PREFIX_BYTES + length:
             self._make_one_chunk()
         begin = self._begin + PREFIX_BYTES
@@ -123,7 +123,12 @@ class Unframer:
 
     def _make_one_chunk(self) -> None:
         first, *rest = self._chunks
-        self._chunks, self._begin = [b"".join((memoryview(first)[self._begin :], *rest))], 0
+        self._chunks = [_one((memoryview(first)[self._begin :], *rest), sum(map(len, self._chunks)))]
+        self._begin = 0
+
+
+def _one(chunks: Sequence[bytes | memoryview], size: int) -> bytes:
+    return joined(chunks) if size > LARGE_BYTES else b"".join(chunks)
 
 
 def _names_compression(encoding: bytes | None) -> bool:

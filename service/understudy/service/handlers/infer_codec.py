@@ -12,7 +12,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import Encoded
-from understudy.service.calls.parsing import nested, parse_apart
+from understudy.service.calls.parsing import joined, nested, parse_apart
 from understudy.service.calls.status import Failure
 from understudy.service.handlers.inference import (
     BYTES,
@@ -178,7 +178,7 @@ class InferCodec:
     def encode(self, response: InferResponse) -> Encoded:
         """See `understudy.service.calls.methods.Codec`."""
         if _is_large(response):
-            return lambda: b"".join(_pieces_of(response))
+            return lambda: joined(_pieces_of(response))
         return _message_of(response).SerializeToString()
 
 
@@ -194,7 +194,7 @@ class InferStreamCodec:
         if isinstance(response, InferFailure):
             return _error_message(response).SerializeToString()
         if _is_large(response):
-            return lambda: b"".join(nested(_INFER_RESPONSE, _pieces_of(response)))
+            return lambda: joined(nested(_INFER_RESPONSE, _pieces_of(response)))
         return inference_pb2.ModelStreamInferResponse(infer_response=_message_of(response)).SerializeToString()
 
 
@@ -206,7 +206,7 @@ def _is_large(response: InferResponse) -> bool:
 
 
 def _pieces_of(response: InferResponse) -> list[bytes | memoryview]:
-    """Return the bytes of a response without copying raw numbers. Joining them copies, without the lock."""
+    """Return the bytes of a response without copying raw numbers."""
     message = _message_of(response, with_raw=False)
     pieces: list[bytes | memoryview] = [message.SerializeToString()]
     if message.outputs and not message.outputs[0].HasField("contents"):

@@ -8,7 +8,7 @@ import numpy as np
 
 from understudy.evaluator.types import Array, Arrays, Prediction, Version
 from understudy.service.calls.methods import Encoded
-from understudy.service.calls.parsing import LARGE_BYTES, nested, parse_apart
+from understudy.service.calls.parsing import LARGE_BYTES, joined, nested, parse_apart
 from understudy.service.calls.status import Failure, status_message
 from understudy.service.handlers import messages
 from understudy.service.handlers.inference import MAX_ELEMENTS_AT_ONCE
@@ -66,7 +66,7 @@ class PredictCodec:
     def encode(self, response: Prediction) -> Encoded:
         """See `understudy.service.calls.methods.Codec`."""
         if is_large(response):
-            return lambda: b"".join(pieces_of(response))
+            return lambda: joined(pieces_of(response))
         return messages.predict_response(response).SerializeToString()
 
 
@@ -83,7 +83,7 @@ class PredictStreamCodec:
         if isinstance(response, Failure):
             return prediction_pb2.PredictStreamResponse(error=status_message(response)).SerializeToString()
         if is_large(response):
-            return lambda: b"".join(nested(_RESPONSE, pieces_of(response)))
+            return lambda: joined(nested(_RESPONSE, pieces_of(response)))
         message = prediction_pb2.PredictStreamResponse(response=messages.predict_response(response))
         return message.SerializeToString()
 
@@ -97,7 +97,7 @@ def is_large(prediction: Prediction) -> bool:
 
 
 def pieces_of(prediction: Prediction) -> list[bytes | memoryview]:
-    """Return the bytes of a response without copying arrays of numbers. Joining them copies, without the lock."""
+    """Return the bytes of a response without copying arrays of numbers."""
     pieces: list[bytes | memoryview] = [prediction_pb2.PredictResponse(step=prediction.step).SerializeToString()]
     for name, array in prediction.outputs.items():
         key = nested(_KEY, [name.encode()])

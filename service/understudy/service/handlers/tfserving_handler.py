@@ -10,7 +10,8 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -19,13 +20,24 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
-from understudy.evaluator.types import Array, ArrayForm, TensorSpec, Version, VersionStatus
-from understudy.service.calls.methods import CallContext
+from understudy.evaluator.types import Array, ArrayForm, Prediction, TensorSpec, Version, VersionStatus
+from understudy.service.calls.methods import ApartCodec, CallContext, Encoded
+from understudy.service.calls.parsing import Apart, joined, nested
 from understudy.service.calls.status import Code
 from understudy.service.handlers.inference import MAX_ELEMENTS_AT_ONCE, elements_in
+from understudy.service.handlers.predict_codec import bytes_in, is_large
 from understudy.service.handlers.prediction_handler import Predictor
 from understudy.service.served_model import ServedModel, label_of, wanted_outputs
-from understudy.wire import WireError, check_shape, fixed_size_dtype, from_content, from_elements, numbers, strings
+from understudy.wire import (
+    Contents,
+    WireError,
+    check_shape,
+    fixed_size_dtype,
+    from_content,
+    from_elements,
+    numbers,
+    strings,
+)
 
 SIGNATURE_NAME = "serving_default"
 METHOD_NAME = "tensorflow/serving/predict"
@@ -44,6 +56,47 @@ UNSUPPORTED: Mapping[str, str] = {
 _ANY_LENGTH = -1
 
 
+class PredictedOutputs(NamedTuple):
+    """The response to a request: what it says of the model, and the requested outputs."""
+
+    spec: model_pb2.ModelSpec
+    prediction: Prediction
+
+
+class TfPredictCodec(ApartCodec):
+    """The codec of Predict."""
+
+    def __init__(self) -> None:
+        super().__init__(predict_pb2.PredictRequest)
+
+    def encode(self, response: PredictedOutputs) -> Encoded:  # type: ignore[override]  # of this method only
+        """See `understudy.service.calls.methods.Codec`."""
+        if is_large(response.prediction):
+            return lambda: joined(_pieces_of(response))
+        outputs = {name: encode_tensor(array) for name, array in response.prediction.outputs.items()}
+        data: bytes = predict_pb2.PredictResponse(model_spec=response.spec, outputs=outputs).SerializeToString()
+        return data
+
+
+def _pieces_of(response: PredictedOutputs) -> list[bytes | memoryview]:
+    """Return the bytes of a response without copying arrays of numbers."""
+    pieces: list[bytes | memoryview] = [predict_pb2.PredictResponse(model_spec=response.spec).SerializeToString()]
+    for name, array in response.prediction.outputs.items():
+        if array.dtype.kind == "O":
+            tensor: list[bytes | memoryview] = [encode_tensor(array).SerializeToString()]
+        else:
+            form = tensor_pb2.TensorProto(dtype=_TYPES[array.dtype.name], tensor_shape=_message_of(array.shape))
+            tensor = [form.SerializeToString(), *nested(_CONTENT, [bytes_in(array)])]
+        pieces += nested(_OUTPUTS, [*nested(_KEY, [name.encode()]), *nested(_VALUE, tensor)])
+    return pieces
+
+
+_KEY: Final = 1
+_VALUE: Final = 2
+_OUTPUTS: Final = predict_pb2.PredictResponse.OUTPUTS_FIELD_NUMBER
+_CONTENT: Final = tensor_pb2.TensorProto.TENSOR_CONTENT_FIELD_NUMBER
+
+
 class TfServingHandler:
     """Runs and describes the model over TensorFlow Serving's protocol. Belongs to the event loop's thread.
 
@@ -60,33 +113,35 @@ class TfServingHandler:
         self._max_tensor_bytes = max_tensor_bytes
         self._executor = executor
 
-    async def predict(self, request: predict_pb2.PredictRequest, call: CallContext) -> predict_pb2.PredictResponse:
+    async def predict(self, asked: predict_pb2.PredictRequest | Apart, call: CallContext) -> PredictedOutputs:
         """Predict one batch; cancel it if the caller disconnects before it reaches a device."""
+        apart = asked if isinstance(asked, Apart) else Apart(asked, {})
+        request: predict_pb2.PredictRequest = apart.message
         version = self._version_of(request.model_spec)
         _check_signature(request.model_spec)
-        inputs = await self._inputs_of(request, version)
+        inputs = await self._inputs_of(apart, version)
         prediction = await self._predictor.begin(inputs, call, version=version, deadline=call.deadline)
         outputs = wanted_outputs(prediction, tuple(request.output_filter))
-        return predict_pb2.PredictResponse(
-            model_spec=self._spec(prediction.step, signature_name=SIGNATURE_NAME),
-            outputs={name: encode_tensor(array) for name, array in outputs.items()},
-        )
+        spec = self._spec(prediction.step, signature_name=SIGNATURE_NAME)
+        return PredictedOutputs(spec, prediction._replace(outputs=outputs))
 
-    async def _inputs_of(self, request: predict_pb2.PredictRequest, version: Version) -> dict[str, Array]:
+    async def _inputs_of(self, apart: Apart, version: Version) -> dict[str, Array]:
         """Check that the inputs fit the model, then decode them, on another thread if they are large."""
-        forms = {name: form_of(request.inputs[name], name=f"input {name!r}") for name in request.inputs}
+        sent = apart.message.inputs
+        forms = {name: form_of(sent[name], name=f"input {name!r}") for name in sent}
         self._model.evaluator.check_forms(forms, version=version)
         size = sum(map(size_of, forms.values()))
         if size > self._max_tensor_bytes:
             raise InvalidInputError(f"the inputs have {size} bytes; at most {self._max_tensor_bytes} are taken at once")
         if elements_in(forms) <= MAX_ELEMENTS_AT_ONCE:
-            return self._decoded(request)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._decoded, request)
+            return self._decoded(apart)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._decoded, apart)
 
-    def _decoded(self, request: predict_pb2.PredictRequest) -> dict[str, Array]:
+    def _decoded(self, apart: Apart) -> dict[str, Array]:
+        sent, contents = apart.message.inputs, apart.contents
         return {
-            name: decode_tensor(request.inputs[name], max_bytes=self._max_tensor_bytes, name=f"input {name!r}")
-            for name in sorted(request.inputs)
+            name: decode_tensor(sent[name], max_bytes=self._max_tensor_bytes, name=f"input {name!r}", contents=contents)
+            for name in sorted(sent)
         }
 
     def check_admission(self, call: CallContext) -> None:
@@ -217,7 +272,9 @@ _BITS = "uint16"
 _SCALAR_FIELDS = frozenset({*_VALUE_FIELDS.values(), _SMALL_INTEGERS_FIELD})
 
 
-def decode_tensor(tensor: tensor_pb2.TensorProto, *, max_bytes: int, name: str) -> Array:
+def decode_tensor(
+    tensor: tensor_pb2.TensorProto, *, max_bytes: int, name: str, contents: Contents = MappingProxyType({})
+) -> Array:
     """Return a message as a read-only array.
 
     Elements are in ``tensor_content`` or in the field of their type. In that field, as in TensorFlow, the last element
@@ -227,6 +284,7 @@ def decode_tensor(tensor: tensor_pb2.TensorProto, *, max_bytes: int, name: str) 
         tensor: The tensor as received.
         max_bytes: The largest array to build.
         name: What to call the tensor in errors.
+        contents: The contents of tensors that stand elsewhere; see `understudy.wire.decode`.
 
     Raises:
         WireError: The type is unknown, the shape is impossible or too large, or elements are in two fields, in another
@@ -241,7 +299,8 @@ def decode_tensor(tensor: tensor_pb2.TensorProto, *, max_bytes: int, name: str) 
             raise WireError(f"{name}: got both tensor_content and {', '.join(sorted(came))}; send one of them")
         if dtype == STRING:
             raise WireError(f"{name}: DT_STRING elements belong in {field}, but got tensor_content")
-        return from_content(tensor.tensor_content, dtype, shape, name=name)
+        content = tensor.tensor_content
+        return from_content(contents.get(content, content) if contents else content, dtype, shape, name=name)
     if came - {field}:
         raise WireError(f"{name}: {_type_name(dtype)} elements belong in {field}, but got {', '.join(sorted(came))}")
     values = getattr(tensor, field)
@@ -264,13 +323,17 @@ def size_of(form: ArrayForm) -> int:
 
 def encode_tensor(array: Array) -> tensor_pb2.TensorProto:
     """Return an array as a message: strings in ``string_val``, all else in ``tensor_content``."""
-    shape = tensor_shape_pb2.TensorShapeProto(
-        dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=length) for length in array.shape]
-    )
+    shape = _message_of(array.shape)
     if array.dtype.kind == "O":
         return tensor_pb2.TensorProto(dtype=_TYPES[STRING], tensor_shape=shape, string_val=array.ravel().tolist())
     content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     return tensor_pb2.TensorProto(dtype=_TYPES[array.dtype.name], tensor_shape=shape, tensor_content=content)
+
+
+def _message_of(shape: Sequence[int]) -> tensor_shape_pb2.TensorShapeProto:
+    return tensor_shape_pb2.TensorShapeProto(
+        dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=length) for length in shape]
+    )
 
 
 def type_of(spec: TensorSpec) -> int:

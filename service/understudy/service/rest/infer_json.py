@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Prediction
+from understudy.service.calls.parsing import joined
 from understudy.service.handlers.infer_codec import datatype_of
 from understudy.service.handlers.inference import (
     Inference,
@@ -19,6 +20,7 @@ from understudy.service.handlers.inference import (
     decode_raw,
     encode_raw,
 )
+from understudy.service.handlers.predict_codec import bytes_in
 from understudy.service.rest.json_values import (
     compact,
     decode_data,
@@ -100,7 +102,7 @@ def _parsed(
     model_version: str,
     check: CheckForms,
 ) -> RestInference:
-    binary = _BinaryData(b"" if json_bytes is None else body[json_bytes:])
+    binary = _BinaryData(memoryview(body)[len(body) if json_bytes is None else json_bytes :])
     tensors = items(request, "inputs", "the request")
     check(_forms(tensors), model_version)
     inputs = _inputs(tensors, binary)
@@ -140,12 +142,12 @@ def render(request: RestInference, prediction: Prediction) -> tuple[bytes, int |
         InvalidInputError: A requested output does not exist, or cannot be encoded as JSON.
     """
     inference = request.inference
-    chunks: list[bytes] = []
+    chunks: list[bytes | memoryview] = []
     outputs: list[str] = []
     for name, array in wanted_outputs(prediction, inference.outputs).items():
         tensor: dict[str, Any] = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
         if request.binary.get(name, request.binary_by_default):
-            chunks.append(encode_raw(array))
+            chunks.append(encode_raw(array) if array.dtype.kind == "O" else bytes_in(array))
             tensor["parameters"] = {_SIZE: len(chunks[-1])}
             outputs.append(compact(tensor))
         else:
@@ -154,17 +156,17 @@ def render(request: RestInference, prediction: Prediction) -> tuple[bytes, int |
     if inference.id:
         answer["id"] = inference.id
     header = f'{compact(answer)[:-1]},"outputs":[{",".join(outputs)}]}}'.encode()
-    return b"".join([header, *chunks]), len(header) if chunks else None
+    return joined([header, *chunks]), len(header) if chunks else None
 
 
 class _BinaryData:
     """The bytes after the JSON, consumed one tensor after another."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: memoryview) -> None:
         self._content = content
         self._at = 0
 
-    def take(self, size: int, name: str) -> bytes:
+    def take(self, size: int, name: str) -> memoryview:
         left = len(self._content) - self._at
         if not 0 <= size <= left:
             raise WireError(f"{name}: {_SIZE} is {size}, but {left} bytes of binary data are left")

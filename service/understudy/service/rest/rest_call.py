@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.call_limits import BodyBudget, BodyShare, DisconnectMonitor, WatchedCall
 from understudy.service.calls.compression import decompressed
+from understudy.service.calls.parsing import joined
 from understudy.service.calls.served_call import ServedMethod
 from understudy.service.calls.status import (
     CALLER_GONE,
@@ -223,7 +224,8 @@ class RestCall(WatchedCall):
             UnsupportedError: Its coding is neither gzip nor deflate.
             InvalidInputError: It cannot be decompressed.
         """
-        body = await self._received_body()
+        received = await self._received_body()
+        body = await self.brief_or_on_a_thread(partial(joined, (received,)), size=len(received))
         self._body_ended = True
         coding = self.request.headers.get("content-encoding", "identity").lower()
         if coding != "identity":
@@ -241,7 +243,7 @@ class RestCall(WatchedCall):
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    async def _received_body(self) -> bytes:
+    async def _received_body(self) -> bytearray:
         body = bytearray()
         loop = asyncio.get_running_loop()
         ends = loop.time() + TOTAL_SECONDS
@@ -263,7 +265,7 @@ class RestCall(WatchedCall):
             raise CallEndedError(
                 HttpFailure(code=Code.DEADLINE_EXCEEDED, message=message, status=TOO_SLOW, closes=True)
             ) from None
-        return bytes(body)
+        return body
 
     def _look_at(self, probe: asyncio.Future[Mapping[str, Any]]) -> None:
         self._probe = None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -176,7 +176,11 @@ class TrafficSample:
 
 def _held_bytes(array: Array) -> int:
     """Return the memory that an array keeps from being freed, which for a slice of a batch is the batch's."""
-    base: object = array.base
+    base: Any = array
+    while getattr(base, "base", None) is not None:
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
     held = len(base) if isinstance(base, bytes) else int(getattr(base, "nbytes", 0))
     strings = sum(map(len, array.ravel().tolist())) if array.dtype.kind == "O" else 0
     return max(held, array.nbytes) + strings
