@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from integration.conftest import REPLICAS
 
 from testkit.checkpoints import OUTPUTS, Chief, ones
 from testkit.front_ends import FRONT_ENDS
@@ -32,8 +33,9 @@ FIRST_STEP = 5
 IN_FLIGHT = 32
 
 STREAM_IDLE_SECONDS = 3.0
-HELD_BACK = {"max_batch_size": 8, "max_queue_examples": 8, "max_batch_delay_ms": 6_000.0}
-"""A batch waits six seconds for more examples, so that a request can be caught in the queue."""
+FULL = 3 * REPLICAS
+HELD_BACK = {"max_batch_size": FULL // REPLICAS, "max_queue_examples": FULL, "max_batch_delay_ms": 6_000.0}
+"""A batch that is not full waits six seconds for more examples, so that a request can be caught in the queue."""
 
 Run = Callable[..., RunningService]
 
@@ -140,9 +142,9 @@ async def test_a_request_whose_deadline_passes_in_the_queue_never_reaches_a_devi
     async with AsyncClient(loaded.grpc) as client:
         with pytest.raises(DeadlineExceededError):
             await client.predict({"x": ones(1)}, timeout_seconds=0.2)
-        answered = await client.predict({"x": ones(2)})
+        answered = await client.predict({"x": ones(FULL - 1)})  # the batch is full
     assert answered.step == 10
-    assert loaded.metric("understudy_examples_total", operation="predict") == before + 2
+    assert loaded.metric("understudy_examples_total", operation="predict") == before + FULL - 1
 
 
 async def test_a_request_whose_caller_leaves_never_reaches_a_device(loaded: RunningService) -> None:
@@ -152,20 +154,21 @@ async def test_a_request_whose_caller_leaves_never_reaches_a_device(loaded: Runn
         left = asyncio.create_task(client.predict({"x": ones(1)}))
         await until_waiting(loaded, rows=1)
         left.cancel()
-        answered = await client.predict({"x": ones(2)})
+        answered = await client.predict({"x": ones(FULL - 1)})  # the batch is full
     assert answered.step == 10
-    assert loaded.metric("understudy_examples_total", operation="predict") == before + 2
+    assert loaded.metric("understudy_examples_total", operation="predict") == before + FULL - 1
     assert loaded.metric("understudy_rejected_total", reason="cancelled") == rejected + 1
 
 
 async def test_a_full_queue_says_when_to_try_again(loaded: RunningService) -> None:
     async with AsyncClient(loaded.grpc) as client:
-        waiting = asyncio.create_task(client.predict({"x": ones(7)}))
-        await until_waiting(loaded, rows=7)
+        waiting = asyncio.create_task(client.predict({"x": ones(FULL - 1)}))
+        await until_waiting(loaded, rows=FULL - 1)
         with pytest.raises(OverloadedError) as caught:
             await client.predict({"x": ones(2)})
         assert caught.value.retry_after_seconds is not None
         assert caught.value.retry_after_seconds > 0
+        assert (await client.predict({"x": ones(1)})).step == 10  # the batch is full
         assert (await waiting).step == 10
     assert loaded.metric("understudy_rejected_total", reason="queue_full") == 1
 
