@@ -16,6 +16,7 @@ from testkit.checkpoints import OUTPUTS, Chief, ones
 from testkit.in_process import RunningService, until
 from testkit.living import living
 from understudy.clients import Client
+from understudy.evaluator.model.reclaiming import MemoryTrimmer
 from understudy.evaluator.serving.servable import Servable
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc
 from understudy.wire import encode
@@ -120,3 +121,15 @@ def test_streams_that_say_little_do_not_keep_a_new_checkpoint_from_being_served(
         over.set()
         codes = [str(call.code()) for call in calls]
     assert "StatusCode.ABORTED" in codes
+
+
+def test_freed_memory_is_given_back_again_and_again(
+    chief: Chief, run_service: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[MemoryTrimmer] = []
+    monkeypatch.setattr("understudy.service.server.TRIM_SECONDS", 0.05)
+    monkeypatch.setattr(MemoryTrimmer, "trim_if_grown", lambda trimmer: looks.append(trimmer))  # noqa: PLW0108 - becomes a method
+    chief.publish(10)
+    run_service().wait_ready()
+    until(lambda: len(looks) > 2)
+    assert len(set(looks)) == 1

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 """How often to check whether training has ended."""
 
+TRIM_SECONDS = 2.0
+"""How often to check whether freed memory is to be given back to the system."""
+
 STANDBY_SECONDS = 0.25
 """How often to check whether the state folder is free."""
 
@@ -177,6 +180,8 @@ class Service:
             if self._settings.standby and not await self._stand_by(stop, opened.evaluator, ports):
                 return ServiceExit(reason=ExitReason.SIGNALLED)
             self._readiness.held_back = lambda: observer.held_back or _not_followed(link)
+            trimming = asyncio.create_task(self._keep_trimming())
+            stack.callback(trimming.cancel)
             history = await self._start_evaluator(stack, opened.evaluator, observer)
             model = ServedModel(name=self._settings.model_name or opened.model_name, evaluator=opened.evaluator)
             features.refresh_keys(opened.evaluator)
@@ -384,6 +389,15 @@ class Service:
         self._recorded.notify()
         if self._fleet is not None:
             self._fleet.stop()
+
+    async def _keep_trimming(self) -> None:
+        """Give freed memory back to the system, until this is cancelled."""
+        from understudy.evaluator.model.reclaiming import MemoryTrimmer  # imports TensorFlow
+
+        trimmer = MemoryTrimmer()
+        while True:
+            await asyncio.sleep(TRIM_SECONDS)
+            await self._loop.run_in_executor(self._executor, trimmer.trim_if_grown)
 
     async def _close_evaluator(self, evaluator: Evaluator) -> None:
         await self._loop.run_in_executor(self._executor, evaluator.close)

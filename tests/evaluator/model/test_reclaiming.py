@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,13 @@ import pytest
 import tensorflow as tf
 
 from testkit import sample_models
+from testkit.resident import freed_between_others, resident_mib
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model import reclaiming
 from understudy.evaluator.model.forward import DirectCall
 from understudy.evaluator.model.loaders import loader_for
-from understudy.evaluator.model.reclaiming import reclaim_memory
+from understudy.evaluator.model.reclaiming import MemoryTrimmer, reclaim_memory
 from understudy.evaluator.model.slot import Slot
 
 
@@ -108,3 +110,14 @@ def test_a_function_that_holds_much_is_called_by_its_name() -> None:
     assert not direct._is_direct
     expected = large(tf.ones([1, 1]))[0].numpy()
     np.testing.assert_array_equal(direct(np.ones((1, 1), np.float32))[0].numpy(), expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the allocator of Linux")
+def test_memory_that_was_freed_between_parts_in_use_is_given_back() -> None:
+    reclaim_memory()  # else the blocks may take what earlier tests have freed
+    trimmer = MemoryTrimmer()
+    kept = freed_between_others(128)
+    before = resident_mib()
+    trimmer.trim_if_grown()
+    assert resident_mib() < before - 64
+    del kept

@@ -1,11 +1,13 @@
-"""Frees the memory of dropped models, and the kernels of functions that were called as one operation."""
+"""Frees the memory of dropped models and of answered requests, and kernels of functions called as one operation."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 import sys
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from understudy.compat import clear_kernels
@@ -51,6 +53,38 @@ def reclaim_memory() -> bool:
     if _trim is not None:
         _trim(0)
     return gave_back_kernels
+
+
+class MemoryTrimmer:
+    """Gives memory that was freed back to the system. For one thread at a time.
+
+    glibc keeps most of what is freed between parts in use: 80 unfinished requests of 1 MiB left 110 MiB in its heaps. A
+    trim takes 5 to 20 ms, during which allocations may wait, so one is made only after the process has grown.
+    """
+
+    def __init__(self) -> None:
+        self._settled_bytes = _resident_bytes()
+
+    def trim_if_grown(self) -> None:
+        """Trim if the process has grown by `GROWTH_BYTES` since the last trim, or since it was smallest."""
+        resident = _resident_bytes()
+        if _trim is not None and resident > self._settled_bytes + GROWTH_BYTES:
+            _trim(0)
+            self._settled_bytes = _resident_bytes()
+        else:
+            self._settled_bytes = min(self._settled_bytes, resident)
+
+
+GROWTH_BYTES = 16 * 2**20
+_STATUS = Path("/proc/self/statm")
+
+
+def _resident_bytes() -> int:
+    """Return the memory of this process; 0 where it is not known."""
+    try:
+        return int(_STATUS.read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def _find_trim() -> ctypes._NamedFuncPointer | None:

@@ -1,0 +1,21 @@
+"""The resident memory of this process, and memory that the allocator keeps."""
+
+from __future__ import annotations
+
+import psutil
+
+_BLOCK_BYTES = 16_384
+"""Small enough for the allocator's heap, and too large for Python's own."""
+_SHARE = 512
+_MEBIBYTE = 2**20
+
+
+def resident_mib() -> float:
+    """Return the resident memory of this process."""
+    return float(psutil.Process().memory_info().rss) / _MEBIBYTE
+
+
+def freed_between_others(mebibytes: int) -> list[bytes]:
+    """Allocate so much memory in small blocks and free nearly all; return the blocks that remain, the last one too."""
+    blocks = [b"x" * _BLOCK_BYTES for _ in range(mebibytes * _MEBIBYTE // _BLOCK_BYTES)]
+    return [*blocks[::_SHARE], blocks[-1]]
