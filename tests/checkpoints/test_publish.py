@@ -151,6 +151,25 @@ def test_a_pinned_step_is_never_pruned(run: RunDir) -> None:
     assert run.committed_steps() == [4]
 
 
+def test_only_the_newest_are_looked_into_while_the_others_are_leased(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = CheckpointPublisher(run, keep=2)
+    for step in range(1, 9):
+        (run.leases / f"{step:012d}").mkdir(parents=True)
+        _publish(publisher, step)
+    looked: list[int] = []
+    is_committed = RunDir.is_committed
+
+    def noted(of: RunDir, step: int) -> bool:
+        looked.append(step)
+        return is_committed(of, step)
+
+    monkeypatch.setattr(RunDir, "is_committed", noted)
+    _publish(publisher, 9)
+    assert looked == [9, 8]
+
+
 def test_keeping_none_is_refused(run: RunDir) -> None:
     with pytest.raises(ValueError, match="at least 1, not 0"):
         CheckpointPublisher(run, keep=0)

@@ -28,7 +28,7 @@ from testkit.in_process import WAIT_SECONDS, until
 from testkit.served import Served, plain_model, publish, serving
 from testkit.values import WIDTH
 from understudy.clients import AsyncClient, CancelledError, Client, UnderstudyError
-from understudy.service.front_end import HANDSHAKE_SECONDS
+from understudy.service.front_end import HANDSHAKE_SECONDS, MAX_STREAMS
 from understudy.v1 import prediction_pb2
 from understudy.wire import encode_all
 
@@ -242,6 +242,15 @@ def test_a_connection_on_which_a_caller_cancels_many_calls_beside_answered_ones_
             for call in calls:
                 call.result()
         assert set(states) <= {grpc.ChannelConnectivity.READY}
+
+
+def test_more_calls_than_a_connection_may_have_under_way_are_all_answered(served: Served) -> None:
+    codes: Counter[grpc.StatusCode] = Counter()
+    with served.channel() as channel:
+        for _ in range(4):
+            calls = [channel.unary_unary(PREDICT).future(REQUEST, timeout=2 * SECONDS) for _ in range(3 * MAX_STREAMS)]
+            codes.update(call.code() for call in calls)
+    assert codes == {grpc.StatusCode.OK: 12 * MAX_STREAMS}
 
 
 def test_rapid_resets_are_cut_off_or_cost_others_little(served: Served) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -57,6 +58,7 @@ _SECONDS: Final = 30.0
 _MEBIBYTE: Final = 2**20
 _PREDICT: Final = "/understudy.v1.PredictionService/Predict"
 _EVALUATE: Final = "/understudy.v1.EvaluationService/Evaluate"
+_WATCH: Final = "/understudy.v1.EvaluationService/WatchEvaluations"
 _COMPARE: Final = "/understudy.v1.EvaluationService/Compare"
 
 
@@ -151,7 +153,7 @@ def cancelled_calls(served: Served) -> Iterator[str]:
 
     honest = prediction_pb2.PredictRequest(inputs=encode_all({"x": values("float32")})).SerializeToString()
     with served.channel() as channel:
-        watch = channel.unary_stream("/understudy.v1.EvaluationService/WatchEvaluations")
+        watch = channel.unary_stream(_WATCH)
         ends = time.monotonic() + _ATTACK_SECONDS
         while time.monotonic() < ends:
             call = watch(b"", timeout=_SECONDS)
@@ -184,6 +186,65 @@ def compressed_calls(served: Served) -> Iterator[str]:
         yield f"compressed zeros: {statuses}"
 
 
+def many_calls(served: Served) -> Iterator[str]:
+    """Begin three times as many calls on a connection as the server admits: one caller heeds that, another does not."""
+    from testkit.hostile_connections import begin_calls
+    from testkit.values import values
+    from understudy.v1 import prediction_pb2
+    from understudy.wire import encode_all
+
+    honest = prediction_pb2.PredictRequest(inputs=encode_all({"x": values("float32")})).SerializeToString()
+    with served.connect() as connection, served.channel() as channel:
+        begin_calls(connection, _PREDICT, 300)
+        calls = [channel.unary_unary(_PREDICT).future(honest, timeout=_SECONDS) for _ in range(300)]
+        statuses = Counter(call.code() for call in calls)
+        time.sleep(_ATTACK_SECONDS)
+    if set(statuses) != {grpc.StatusCode.OK}:
+        yield f"300 calls on one connection: {statuses}"
+
+
+def watches(served: Served) -> Iterator[str]:
+    """Watch health and evaluations and follow the evaluator by many names, on connection after connection."""
+    from understudy.v1 import fleet_pb2
+
+    over = threading.Event()
+
+    def follower(number: int) -> Iterator[bytes]:
+        yield fleet_pb2.FollowRequest(name=f"{number}-" * 40, reason="x" * 100_000).SerializeToString()
+        over.wait(_SECONDS)
+
+    with ExitStack() as stack:
+        calls = []
+        for begin in range(0, 600, 60):
+            channel = stack.enter_context(served.channel())
+            for number in range(begin, begin + 60, 3):
+                calls.append(channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=_SECONDS))
+                calls.append(channel.unary_stream(_WATCH)(b"", timeout=_SECONDS))
+                follow = channel.stream_stream("/understudy.v1.FleetService/Follow")
+                calls.append(follow(follower(number), timeout=_SECONDS))
+        time.sleep(_ATTACK_SECONDS)
+        over.set()
+        for call in calls:
+            call.cancel()
+    yield from ()
+
+
+def open_pages(served: Served) -> Iterator[str]:
+    """Open the events of pages and read none of them."""
+    host, port = served.http.rsplit(":", 1)
+    with ExitStack() as stack:
+        for number in range(200):
+            connection: socket.socket = socket.create_connection((host, int(port)), _SECONDS)
+            if served.credentials is not None:
+                connection = served.credentials.context().wrap_socket(connection, server_hostname=host)
+            stack.enter_context(connection)
+            path = "/events" if number % 2 else "/checkpoints/3/events"
+            with suppress(OSError):
+                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        time.sleep(_ATTACK_SECONDS)
+    yield from ()
+
+
 ATTACKS: Final[Mapping[str, Callable[[Served], Iterator[str]]]] = {
     attack.__name__: attack
     for attack in (
@@ -194,6 +255,9 @@ ATTACKS: Final[Mapping[str, Callable[[Served], Iterator[str]]]] = {
         quiet_streams,
         cancelled_calls,
         rapid_resets,
+        many_calls,
+        watches,
+        open_pages,
     )
 }
 """Each yields what the server should not have answered."""

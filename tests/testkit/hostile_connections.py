@@ -115,5 +115,16 @@ def reset_rapidly(connection: socket.socket, path: str, count: int) -> int:
     return count
 
 
+def begin_calls(connection: socket.socket, path: str, count: int) -> None:
+    """Begin calls and end none, however many the server admits, until it ends the connection."""
+    encoder = hpack.Encoder()
+    frames = [_PREFACE, _frame(_SETTINGS, 0, 0, b"")]
+    frames += (
+        _frame(_HEADERS, _END_HEADERS, 2 * number + 1, encoder.encode(headers_of(path))) for number in range(count)
+    )
+    with suppress(OSError):
+        connection.sendall(b"".join(frames))
+
+
 def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
     return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content

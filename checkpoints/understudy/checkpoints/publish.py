@@ -13,7 +13,7 @@ from pathlib import Path
 from understudy.checkpoints.atomic import sync, write_bytes
 from understudy.checkpoints.checkpoint_errors import AlreadyPublishedError, LockHeldError
 from understudy.checkpoints.fs import remove_folder, sweep, temporary_folder
-from understudy.checkpoints.layout import MANIFEST_FILE, MODEL_FILE, RunDir, step_name
+from understudy.checkpoints.layout import MANIFEST_FILE, MODEL_FILE, RunDir, step_name, steps_in
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.manifest import SIGNATURE_FILE, FileEntry, Manifest, describe_file, encode_manifest
 from understudy.checkpoints.signature import Signature
@@ -112,12 +112,20 @@ class CheckpointPublisher:
         return manifest
 
     def _prune(self) -> None:
-        """Delete all checkpoints except the newest and the leased ones.
+        """Delete all checkpoints except the newest and the leased ones. Looks into none that stays but the newest.
 
         A failure is only logged: the new checkpoint is committed, and the next call tries again.
         """
-        for step in self._run.committed_steps()[: -self._keep]:
-            if (self._run.leases / step_name(step)).exists():
+        steps = steps_in(self._run.checkpoints)
+        if len(steps) <= self._keep:
+            return
+        leased = set(steps_in(self._run.leases))
+        kept = 0
+        for step in reversed(steps):
+            if kept < self._keep:
+                kept += self._run.is_committed(step)
+                continue
+            if step in leased or not self._run.is_committed(step) or (self._run.leases / step_name(step)).exists():
                 continue
             try:
                 remove_folder(self._run.checkpoint(step))

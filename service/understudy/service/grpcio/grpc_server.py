@@ -144,6 +144,8 @@ def _connection_options(connections: ConnectionLimits) -> list[tuple[str, int]]:
         *((name, round(seconds * 1000)) for name, seconds in milliseconds.items() if seconds),
         ("grpc.max_allowed_incoming_connections", math.ceil(connections.count / SERVERS)),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        # Else gRPC's core also refuses calls while Python has not yet let go of ended ones, though few are under way.
+        ("grpc.http.overload_protection", 0),
     ]
 
 
