@@ -49,15 +49,17 @@ demo: $(VENV)/.installed ## Train on two workers beside the evaluator, watch it 
 
 COMPILED = proto clients checkpoints experiments trainer evaluator service cli tests/soak tests/startup tests/testkit
 
+WORKERS ?= 3
+
 .PHONY: test
-test: $(VENV)/.installed ## Run the tests
+test: $(VENV)/.installed ## Run the tests, in WORKERS=3 processes
 	tools/fetch_prometheus.sh
 	tools/fetch_h2load.sh || echo "so the tests with h2load will be skipped" >&2
 	tools/fetch_browser.sh || echo "so the tests of the page in a browser will be skipped" >&2
 	for client in triton tfserving node manifests; do \
 		tools/fetch_clients.sh $$client || echo "so the tests with $$client will be skipped" >&2; done
 	$(BIN)/python -m compileall -q $(COMPILED) # once, also where PYTHONDONTWRITEBYTECODE has every process do it again
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 $(T)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10 $(T)
 
 WHEELHOUSE ?= wheelhouse
 # If there is a wheelhouse, install from it without network access.

@@ -43,29 +43,33 @@ LOGICAL_CPUS = 4
 SEED = 1
 
 TAKE_LONGEST = (
-    "trainer/test_cluster.py",
     "evaluator/sharding/test_ray_workers.py",
     "docs/test_examples.py",
-    "soak/test_samples.py",
+    "evaluator/model/test_exactness.py",
+    "trainer/test_cluster.py",
+    "integration/test_under_load.py",
     "integration/test_connections.py",
     "trainer/test_files.py",
-    "evaluator/model/test_exactness.py",
-    "integration/test_under_load.py",
-    "evaluator/test_foreign_formats.py",
     "trainer/test_training.py",
+    "evaluator/test_foreign_formats.py",
     "trainer/test_compiled.py",
+    "soak/test_samples.py",
+    "integration/test_shadows.py",
+    "trainer/test_callbacks.py",
+    "evaluator/model/test_frozen.py",
+    "integration/test_rollouts_behind_envoy.py",
+    "integration/test_rollouts.py",
+    "integration/test_device_failure.py",
     "integration/test_demo.py",
     "integration/test_command.py",
     "integration/test_callers.py",
     "speed/test_speed.py",
     "trainer/test_signing.py",
-    "evaluator/model/test_frozen.py",
     "protocols/test_tf_serving.py",
     "protocols/test_secure_clients.py",
     "protocols/test_plain_codecs.py",
     "integration/test_calls.py",
     "evaluator/model/test_out_of_memory.py",
-    "trainer/test_callbacks.py",
     "evaluator/model/test_malicious_models.py",
     "evaluator/model/test_architecture.py",
     "trainer/test_gradients.py",
@@ -91,6 +95,8 @@ TAKE_LONGEST = (
     "trainer/test_cluster_metrics.py",
 )
 """Test files that run first, so that all processes end at about the same time.
+
+Files whose tests mostly wait stand between those that compute, so that a processor is never idle for them.
 
 By default ``--dist loadfile`` begins with the files that have most tests; ``make test`` disables that.
 """

@@ -87,7 +87,7 @@ class RunningTask:
 async def until_serving(client: AsyncClient, *, serving: bool) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
         while await client.is_serving() is not serving:  # noqa: ASYNC110 - it is the other side of a wire
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
 
 
 async def test_devices_that_fail_take_readiness_back_and_then_end_the_service(
