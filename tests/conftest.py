@@ -174,7 +174,7 @@ def logical_cpus() -> tuple[str, ...]:
 
 @pytest.fixture(scope="session", autouse=True)
 def plain_tracebacks() -> None:
-    """Log tracebacks as the service does: structlog's default frames and colors them, which takes a third of a second."""
+    """Log tracebacks as the service does. By default structlog frames and colors them, which is slow."""
     import structlog
 
     *_, renderer = structlog.get_config()["processors"]
