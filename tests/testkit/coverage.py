@@ -67,7 +67,7 @@ class Sums:
 def scored(increments: Any) -> Any:
     """Return a scored batch whose examples have these increments."""
     state = SimpleNamespace(metrics=Sums.initial)
-    data = SimpleNamespace(as_arguments=lambda: (increments,))
+    data = SimpleNamespace(as_arguments=lambda: (increments,), bytes=increments.nbytes)
 
     def update_with(before: Any, _data: Any, rows: Any) -> Any:
         return SimpleNamespace(metrics=before.metrics + increments[rows].sum(axis=0))

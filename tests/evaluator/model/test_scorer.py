@@ -276,3 +276,32 @@ def test_metrics_of_several_values_and_those_of_a_models_own_way_have_digests_to
     named = [MetricSpec(name="BinaryAccuracy", config={"threshold": threshold}) for threshold in (0.5, 0.6, 0.5)]
     first, second, third = (digests(own, batch, (spec,))["BinaryAccuracy"] for spec in named)
     assert first == third != second
+
+
+@keras.saving.register_keras_serializable(package="test_scorer")
+class PenalizedByInputs(keras.Model):  # type: ignore[misc]
+    """A loss of its own, which depends on the inputs."""
+
+    def compute_loss(self, x: Any = None, *others: Any, **options: Any) -> Any:
+        return super().compute_loss(x, *others, **options) + keras.ops.mean(x)
+
+
+@pytest.mark.parametrize("own_loss", [False, True])
+def test_a_scored_batch_keeps_its_inputs_only_if_the_score_depends_on_them(
+    *, own_loss: bool, make_slot: Callable[..., Slot]
+) -> None:
+    """Batches wait until they are added to their slices, and inputs are often larger than all else."""
+    inputs = keras.Input((4096,))
+    model = (PenalizedByInputs if own_loss else keras.Model)(inputs, layers.Dense(2)(inputs))
+    model.compile(loss="mse", metrics=["mae"])
+    scorer = make_slot(model).scorer((), increments=True)
+    x = np.ones((50, 4096), np.float32)
+    batch = Batch(inputs={"inputs": x}, targets={"targets": np.ones((50, 2), np.float32)})
+    state = scorer.update(scorer.start(), batch)
+    assert state.scored is not None
+    assert (state.scored.data.bytes > x.nbytes) is own_loss
+    rows = np.arange(10)
+    part = state.scored.program.update_with(state.scored.program.initial, state.scored.data, rows)
+    alone = Batch(inputs={"inputs": x[rows]}, targets={"targets": np.ones((10, 2), np.float32)})
+    expected = scorer.result(scorer.update(scorer.start(), alone))
+    assert state.scored.program.result(part) == pytest.approx(expected, rel=1e-6)

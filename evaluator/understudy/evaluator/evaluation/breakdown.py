@@ -52,7 +52,7 @@ MAX_MEMORY = 512 * 2**20
 
 _NUMBER_BYTES = 8
 
-_WAITING_EXAMPLES = 4096
+_WAITING_EXAMPLES = 2**14
 _WAITING_BYTES = 32 * 2**20
 _WAITING_DRAWS = 2**21
 _WAITING_INCREMENTS = 2**20
@@ -178,6 +178,7 @@ class Breakdown:
         self._examples = 0
         self._counts: dict[str, Counter[str]] = {setting.text: Counter() for setting in options.slices}
         self._waiting: list[WaitingBatch] = []
+        self._waiting_examples = self._waiting_bytes = 0
         self._sums: PartSums | None = None
         self._updates: PartUpdates | None = None
         self._notes: dict[str, None] = {}
@@ -306,14 +307,15 @@ class Breakdown:
         if self._waiting and batch.form != self._waiting[0].form:
             self._flush()
         self._waiting.append(batch)
+        self._waiting_examples += batch.examples
+        self._waiting_bytes += batch.scored.data.bytes
         program = batch.scored.program
         state = 0 if program.increments is None else len(program.increments.initial)
         most = min(_WAITING_EXAMPLES, _WAITING_DRAWS // (1 + self._resamples), _WAITING_INCREMENTS // max(1, state))
-        is_full = sum(each.examples for each in self._waiting) >= most
-        is_large = sum(each.bytes for each in self._waiting) >= _WAITING_BYTES
+        is_full = self._waiting_examples >= most or self._waiting_bytes >= _WAITING_BYTES
         is_alone = program.runs_model  # which may compute other outputs for joined batches
         shows = self._sums is None and (program.increments is None or batch.examples > 1)  # which metrics are sums
-        if is_full or is_large or is_alone or shows or self._updates is not None:
+        if is_full or is_alone or shows or self._updates is not None:
             self._flush()
 
     def _flush(self) -> None:
@@ -321,11 +323,11 @@ class Breakdown:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
+        examples, self._waiting_examples, self._waiting_bytes = self._waiting_examples, 0, 0
         program = waiting[0].scored.program
         members = list(self._slicer.members(joined([each.values for each in waiting])))
         self._count(members, program.increments)
         parts = [(Part(each.setting, name), rows) for each in members for name, rows in each.rows()]
-        examples = sum(each.examples for each in waiting)
         by_example = np.ones((examples, 1 + self._resamples))
         by_example[:, 1:] = draw(self._options.seed, self._resamples, self._examples, examples).T
         draws = by_example.T

@@ -6,7 +6,6 @@ is drawn.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
@@ -26,6 +25,11 @@ MAX_UPDATES = 2000
 
 _RESULTS_AT_ONCE = 2**20
 _UPDATES_BETWEEN = 16
+
+_PRODUCT_SIZE = 2**18
+_LEAST_AT_ONCE = 64
+"""Products of matrices up to this size are computed by one thread. OpenBLAS's other threads wait busily, and small
+products beside a model take several times as long with them; large ones are worth it."""
 
 
 class Part(NamedTuple):
@@ -92,15 +96,7 @@ class WaitingBatch:
     @cached_property
     def form(self) -> tuple[Any, ...]:
         """What batches must have in common to be added together."""
-        return form_of(self.values), *((leaf.dtype, tuple(leaf.shape)[1:]) for leaf in self.leaves)
-
-    @cached_property
-    def bytes(self) -> int:
-        """The memory of the leaves."""
-        return sum(
-            leaf.nbytes if isinstance(leaf, np.ndarray) else math.prod(leaf.shape) * leaf.dtype.size
-            for leaf in self.leaves
-        )
+        return form_of(self.values), *((leaf.dtype, leaf.shape[1:]) for leaf in self.leaves)
 
 
 @dataclass(kw_only=True)
@@ -228,7 +224,12 @@ class _States:
 
     def add(self, increments: Array, draws: Array) -> None:
         self.counts += draws.sum(axis=1)
-        self._sums += draws @ increments
+        at_once = _PRODUCT_SIZE // self._sums.size
+        if at_once < _LEAST_AT_ONCE:
+            self._sums += draws @ increments
+            return
+        for start in range(0, len(increments), at_once):
+            self._sums += draws[:, start : start + at_once] @ increments[start : start + at_once]
 
     def add_means(self, forms: Sequence[MeanForm], increments: Array, divisors: Array, draws: Array) -> None:
         for form in forms:

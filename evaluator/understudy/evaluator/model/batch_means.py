@@ -175,7 +175,8 @@ class StateForms:
         self._keep_sums(held)
         batches = [np.arange(start, end) for start, end in itertools.pairwise(starts)]
         for examples, before, after in zip(batches, states[:-1], states[1:], strict=True):
-            self._keep_forms(added[examples], divisors[examples], before, after)
+            if self.forms:
+                self._keep_forms(added[examples], divisors[examples], before, after)
 
         def try_draw(batch: int, drawn: Array) -> None:
             initial = self._increments.initial
@@ -185,7 +186,7 @@ class StateForms:
 
         for example in self._alone(added, starts, held):
             try_draw(int(np.searchsorted(starts, example, side="right")) - 1, np.full(2, example))
-        for batch, examples in enumerate(batches):
+        for batch, examples in enumerate(batches if not self._drawn or self._is_ambiguous() else ()):
             for drawn in self._redraws(examples, divisors[examples]):
                 if not self._drawn or self._disagree(added[drawn], divisors[drawn]):
                     try_draw(batch, drawn)
@@ -213,8 +214,7 @@ class StateForms:
     def _redraws(self, examples: Array, divisors: Array) -> Iterator[Array]:
         """Yield the examples of a batch, some of them more often, while that may show what they do not."""
         for seed in range(_REDRAWS if len(examples) > 1 else 0):
-            several = any(forms[1:] for forms in self._possible().values())
-            if self._drawn and not (several and np.ptp(divisors, axis=0).any()):
+            if self._drawn and not (self._is_ambiguous() and np.ptp(divisors, axis=0).any()):
                 return
             yield np.repeat(examples, np.random.default_rng([len(examples), seed]).integers(1, 5, len(examples)))
 
@@ -226,6 +226,10 @@ class StateForms:
             if (np.ptp(numbers, axis=0) > _APART * np.abs(numbers).max(axis=0)).any():
                 return True
         return False
+
+    def _is_ambiguous(self) -> bool:
+        """Return whether a loss may have several forms."""
+        return any(forms[1:] for forms in self._possible().values())
 
     def _possible(self) -> dict[int, list[MeanForm]]:
         """Return the forms that each loss may have, a sum first, by the places of their totals."""

@@ -86,7 +86,6 @@ class StateIncrements:
         self._sizes = [int(np.prod(spec.shape)) for spec in self._specs]
         self._device = device
         self._arguments = arguments
-        self._rows: dict[int, Any] = {}
         self.initial = self.flat(initial)
         self.means = dict(self._find_means())
         if len(self.initial) > MAX_STATE:
@@ -104,23 +103,13 @@ class StateIncrements:
             ) from error
 
     def leaves(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return what the increments of a batch are computed from, or a row of zeros where only the form matters.
+        """Return what the increments of a batch are computed from, of which a row where only the form matters.
 
         Args:
             arguments: The batch, as for the program.
         """
-        given = [leaf for leaf in tf.nest.flatten(arguments) if leaf is not None]
-        return [
-            _as_leaf(leaf) if place in self._used else self._row_like(place, leaf) for place, leaf in enumerate(given)
-        ]
-
-    def _row_like(self, place: int, leaf: Any) -> Any:
-        """Return a row of zeros of a leaf's form; the last one again if it fits, as cutting a row is slow."""
-        shape, kind = (1, *tuple(leaf.shape)[1:]), tf.as_dtype(leaf.dtype)
-        kept = self._rows.get(place)
-        if kept is None or (tuple(kept.shape), kept.dtype) != (shape, kind):
-            kept = self._rows[place] = tf.zeros(shape, kind)
-        return kept
+        given = (leaf for leaf in tf.nest.flatten(arguments) if leaf is not None)
+        return [_as_leaf(leaf) if place in self._used else _row(leaf) for place, leaf in enumerate(given)]
 
     def __call__(self, batches: Sequence[Sequence[Any]]) -> tuple[Array, Array]:
         """Return what each example of some batches adds to the state, and what losses may be divided by.
@@ -254,8 +243,13 @@ class StateIncrements:
 
 
 def _as_leaf(leaf: Any) -> Any:
-    """Return a tensor, or the same array of numbers: one conversion of joined arrays is faster than one for each."""
-    return leaf if isinstance(leaf, np.ndarray) and leaf.dtype.kind != "O" else tf.convert_to_tensor(leaf)
+    """Return an array of numbers, or a tensor of others: joined arrays are converted faster than one by one."""
+    is_numeric = np.dtype(tf.as_dtype(leaf.dtype).as_numpy_dtype).kind in "biuf"
+    return np.asarray(leaf) if is_numeric else tf.convert_to_tensor(leaf)
+
+
+def _row(leaf: Any) -> Any:
+    return leaf if leaf.shape[0] == 1 else leaf[:1]
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -45,7 +45,7 @@ class GatheredForward(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredBatch:
-    """A batch and the states before and after it. Immutable."""
+    """What is needed of a batch, and the states before and after it. Immutable."""
 
     program: ScoringProgram
     data: ScoringData
@@ -199,7 +199,7 @@ class Scorer:
             example_losses=example_losses,
             outputs={name: np.asarray(output) for name, output in outputs.items()} if keep_outputs else {},
             masks={name: np.asarray(mask) for name, mask in masks.items()} if keep_outputs else {},
-            scored=ScoredBatch(program=program, data=data, before=before, after=values)
+            scored=ScoredBatch(program=program, data=program.needed(data), before=before, after=values)
             if program.is_broken_down
             else None,
         )

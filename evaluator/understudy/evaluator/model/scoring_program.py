@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +46,15 @@ class ScoringData:
     def as_arguments(self) -> tuple[Any, ...]:
         """Return the fields in order, for a traced function."""
         return self.inputs, self.targets, self.sample_weights, dict(self.outputs), dict(self.masks)
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the leaves."""
+        return sum(
+            leaf.nbytes if isinstance(leaf, np.ndarray) else math.prod(leaf.shape) * leaf.dtype.size
+            for leaf in tf.nest.flatten(self.as_arguments())
+            if leaf is not None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +170,7 @@ class ScoringProgram:
         self._result = self.results
         if self._has_own_result:  # it depends on the current compilation of the model
             self._result = self._function(self.results).get_concrete_function(state)
+        self._unused_inputs = self._find_unused_inputs(state, data.inputs)
         self._outside = OutsideState(self._update.function, model)
         self.initial = ProgramState(metrics=initial, outside=self._outside.initial)
 
@@ -187,12 +198,16 @@ class ScoringProgram:
             metrics, logs = self._update(list(state.metrics), *data.as_arguments())
             return ProgramState(metrics=tuple(metrics), outside=self._outside.read(), logs=logs)
 
+    def needed(self, data: ScoringData) -> ScoringData:
+        """Return what slices and resamples of a batch are computed from: its inputs only if the score needs them."""
+        return data if self._unused_inputs is None else replace(data, inputs=self._unused_inputs)
+
     def update_with(self, state: ProgramState, data: ScoringData, rows: Array) -> ProgramState:
         """Return the state after some examples of a batch.
 
         Args:
             state: The state before them.
-            data: The batch.
+            data: The batch, or what of it is `needed`.
             rows: Their indices, int64 ``[examples]``; an example may be there more than once.
         """
 
@@ -200,7 +215,7 @@ class ScoringProgram:
             return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.gather(leaf, rows), leaves)
 
         taken = ScoringData(
-            inputs=take(data.inputs),
+            inputs=take(data.inputs) if self._unused_inputs is None else self._unused_inputs,
             targets=take(data.targets),
             sample_weights=take(data.sample_weights),
             outputs=take(data.outputs),
@@ -245,6 +260,18 @@ class ScoringProgram:
         first = sum(leaf is not None for leaf in tf.nest.flatten(before))
         count = sum(leaf is not None for leaf in tf.nest.flatten(targets))
         return [ranges.get(place) for place in range(first, first + count)]
+
+    def _find_unused_inputs(self, state: Any, inputs: Any) -> Any:
+        """Return what takes the place of the inputs if no operation reads them, else None."""
+        first, count = (sum(leaf is not None for leaf in tf.nest.flatten(leaves)) for leaves in (state, inputs))
+        placeholders = self._update.function.inputs[first : first + count]
+        if any(placeholder.consumers() for placeholder in placeholders):
+            return None
+
+        def row(leaf: Any) -> Any:
+            return None if leaf is None else tf.zeros([length or 1 for length in leaf.shape], leaf.dtype)
+
+        return tf.nest.map_structure(row, inputs)
 
     def _function(self, function: Any) -> Any:
         return tf.function(function, autograph=False)
@@ -317,7 +344,8 @@ class ScoringProgram:
 
     def _add_loss(self, inputs: Any, targets: Any, predictions: Any, weights: Any) -> None:
         loss = self._model.compute_loss(x=inputs, y=targets, y_pred=predictions, sample_weight=weights, training=False)
-        self._loss.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(inputs)[0])[0])
+        counted = inputs if self.runs_model else predictions
+        self._loss.update_state(loss, sample_weight=tf.shape(keras.tree.flatten(counted)[0])[0])
 
 
 def alone(structure: Any) -> Any:
