@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -25,20 +27,28 @@ from testkit.checkpoints import Chief
 from testkit.preloading import preloaded
 from testkit.ray_cluster import ENVIRONMENT, RayCluster, running
 from testkit.served import serving
-from understudy.checkpoints.layout import MODEL_FILE
+from understudy.checkpoints.layout import MODEL_FILE, RunDir
+from understudy.checkpoints.local_checkpoint import open_local_checkpoint
 from understudy.clients import Client, Evaluation, NotFoundError
-from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.datasets.dataset import load_npz
+from understudy.evaluator.evaluator_errors import ClusterError, ConfigurationError
 from understudy.evaluator.factory import create_evaluator
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
 from understudy.evaluator.sharding.cluster_pool import ClusterPool
 from understudy.evaluator.sharding.evaluate import evaluate_files
 from understudy.evaluator.sharding.local_pool import LocalPool
+from understudy.evaluator.sharding.pool import Event, ShardComputed, WorkerReady
 from understudy.evaluator.sharding.predict import predict_files
 from understudy.evaluator.sharding.progress_file import ProgressFile
+from understudy.evaluator.sharding.work import ModelSource, Work, shards_of
+from understudy.evaluator.sharding.worker import ShardWorker
 
 from .conftest import BATCH_SIZE, EXAMPLES, STEP, Case
 from .test_progress import MIDDLE, kill_in_the_middle
+
+if TYPE_CHECKING:
+    from understudy.evaluator.sharding.ray_pool import RayPool
 
 PASS_SIZE = 3
 """The most examples of one call of a model; evaluations have larger batches."""
@@ -72,6 +82,94 @@ def test_the_score_has_the_bits_of_one_device_when_workers_die_hang_or_leave(
     faulty = Faulty(cluster=cluster, work=work)
     assert faulty.score(faults) == evaluate_files(work, step=STEP).metrics
     assert {kind: faulty.happened[kind] for kind in KINDS} == dict.fromkeys(KINDS, 1)
+
+
+def test_workers_that_live_compute_the_next_work_and_the_others_are_replaced(
+    case: Case, cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from understudy.evaluator.sharding import ray_pool
+
+    model = keras.models.load_model(case.work.model.folder / MODEL_FILE)
+    model.set_weights([np.flip(weights) for weights in model.get_weights()])
+    Chief(tmp_path / "run").publish_other(STEP, model)
+    folder = RunDir(tmp_path / "run").checkpoint(STEP)
+    data = replace(case.work.data, digest=load_npz("data", *case.work.data.paths).digest)
+    first = replace(case.work, data=data)
+    second = replace(first, model=ModelSource(folder=folder, digest=open_local_checkpoint(folder).digest))
+    monkeypatch.setattr(ray_pool, "_ANSWER_SECONDS", PATIENCE_SECONDS)
+    pool = ray_pool.RayPool(pickle.dumps(first), first.model.folder, address=cluster.address)
+    try:
+        processes = compute_all(pool, first)
+        assert len(processes) == 2
+        pool.begin(pickle.dumps(second), folder)
+        assert compute_all(pool, second) == processes
+
+        actors = [psutil.Process(process) for process in processes]
+        actors[0].kill()
+        actors[1].suspend()
+        monkeypatch.setattr(ray_pool, "_ANSWER_SECONDS", 0.5)  # neither answers
+        pool.begin(pickle.dumps(first), first.model.folder)
+        replacements = compute_all(pool, first)
+        assert replacements.isdisjoint(processes)
+        actors += [psutil.Process(process) for process in replacements]
+        pool.begin(pickle.dumps(second), folder)
+    finally:
+        pool.close()
+    until(lambda: not any(process.is_running() for process in actors))
+
+
+def compute_all(pool: RayPool, work: Work) -> set[int]:
+    """Have each new worker of a pool compute a dataset; check the outputs and return the processes of the workers."""
+    (shard,) = shards_of(EXAMPLES, BATCH_SIZE, batches=EXAMPLES)
+    expected = ShardWorker(work).compute(shard)
+    until(lambda: pool.capacity == 2)
+    workers = [pool.start_worker() for _ in range(2)]
+    await_events(pool, {(WorkerReady, worker) for worker in workers})
+    processes = {pool._workers[worker].process or 0 for worker in workers}
+    for worker in workers:
+        pool.submit(worker, shard)
+    for event in await_events(pool, {(ShardComputed, worker) for worker in workers}):
+        assert isinstance(event, ShardComputed)
+        for batch, other in zip(event.result, expected, strict=True):
+            for name, outputs in other.outputs.items():
+                np.testing.assert_array_equal(batch.outputs[name], outputs)
+    return processes
+
+
+def await_events(pool: RayPool, expected: set[tuple[type, int]]) -> Sequence[Event]:
+    """Wait for one event of each of these kinds and workers."""
+    found: list[Event] = []
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(found) < len(expected):
+        assert time.monotonic() < deadline
+        found += pool.wait(1.0)
+    assert {(type(event), event.worker) for event in found} == expected
+    return found
+
+
+def test_a_connection_that_rests_too_long_ends(case: Case, cluster: RayCluster) -> None:
+    pool = ClusterPool(case.work, address=cluster.address)
+    try:
+        pool.rest(0.0)
+        with pytest.raises(ClusterError, match="ended with status 0"):
+            until(lambda: bool(pool.wait(0.1)))
+    finally:
+        pool.close()
+
+
+def test_an_evaluation_that_loses_its_connection_says_so(case: Case, cluster: RayCluster) -> None:
+    pools: list[ClusterPool] = []
+
+    def make_pool(work: Work) -> ClusterPool:
+        pools.append(ClusterPool(work, address=cluster.address))
+        return pools[0]
+
+    def end_connection(*_: object) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pools[0].process_id).kill()
+
+    with pytest.raises(ClusterError, match=r"cannot be used now: process [0-9]+ ended with status -9"):
+        evaluate_files(case.work, step=STEP, make_pool=make_pool, batches_per_shard=2, progress=end_connection)
 
 
 def test_an_evaluation_goes_on_without_the_cluster_where_its_killed_driver_ended(
@@ -225,18 +323,32 @@ def test_a_served_run_is_scored_on_the_cluster_with_the_bits_of_one_device(
     assert tables["hardest"]
 
 
-def test_a_served_run_is_scored_when_the_connection_is_lost_and_a_worker_is_killed(served: Served) -> None:
+def test_the_connection_of_a_served_run_is_kept_for_the_next_checkpoint(served: Served) -> None:
+    first = served.evaluation(STEP)
+    (connection,) = served.connections()
     served.publish(STEP + 1)
-    one_of(served.connections).kill()
-    until(lambda: served.metric("understudy_cluster_failures_total") > 0)
-    one_of(worker_processes).kill()
-    assert served.evaluation(STEP + 1).metrics == served.evaluation(STEP).metrics
+    assert served.evaluation(STEP + 1).metrics == first.metrics
+    assert served.connections() == [connection]
 
 
-def one_of(find: Callable[[], list[psutil.Process]]) -> psutil.Process:
-    """Wait until there are processes; return one of them."""
-    until(lambda: bool(find()))
-    return find()[0]
+def test_a_served_run_is_scored_when_the_connection_is_lost_and_a_worker_is_killed(served: Served) -> None:
+    kill_one_of(served.connections)
+    served.publish(STEP + 2)
+    kill_one_of(worker_processes)
+    assert served.evaluation(STEP + 2).metrics == served.evaluation(STEP).metrics
+
+
+def kill_one_of(find: Callable[[], list[psutil.Process]]) -> None:
+    """Wait until there are processes; kill one of them."""
+
+    def is_killed() -> bool:
+        for process in find():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+                return True
+        return False
+
+    until(is_killed)
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -277,12 +389,13 @@ def test_a_model_with_a_step_of_its_own_is_scored_by_the_server_and_the_ledger_s
 
 def test_a_server_goes_on_without_the_cluster_and_scores_when_it_is_back(cluster: RayCluster, served: Served) -> None:
     failures = served.metric("understudy_cluster_failures_total")
+    kill_one_of(served.connections)  # a head hardly starts at the address of one that a connection still looks for
     cluster.end()
-    served.publish(STEP + 2)
+    served.publish(STEP + 3)
     until(lambda: served.metric("understudy_cluster_failures_total") > failures)
     assert served.metric("understudy_cluster_nodes") == 0
     inputs = {"inputs": np.zeros((1, 6, 6, 1), np.float32)}
-    until(lambda: served.client.predict(inputs).step == STEP + 2)
-    assert not [*served.client.list_evaluations(min_step=STEP + 2)]
+    until(lambda: served.client.predict(inputs).step == STEP + 3)
+    assert not [*served.client.list_evaluations(min_step=STEP + 3)]
     cluster.start()
-    assert served.evaluation(STEP + 2).metrics == served.evaluation(STEP).metrics
+    assert served.evaluation(STEP + 3).metrics == served.evaluation(STEP).metrics

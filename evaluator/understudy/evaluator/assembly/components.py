@@ -103,7 +103,10 @@ def start_components(
     known = known_checkpoints(inputs, records)
     serving = build_serving(inputs, known, strategy, on_promoted=promotions, on_device_state=on_device_state)
     scorer = _scorer(inputs, plan, records, serving)
-    on_cluster = _scorer(inputs, plan, records, serving, outputs=_cluster_scoring(inputs, known, strategy))
+    cluster = _cluster_scoring(inputs, known, strategy)
+    if cluster is not None:
+        stack.callback(cluster.close)
+    on_cluster = _scorer(inputs, plan, records, serving, outputs=cluster)
     on_demand = _on_demand(scorer, records, known, serving)
     _close_serving(stack, serving, on_demand, remaining_seconds)
     controller = build_controller(inputs, plan, records, known, manager=serving.manager, wake=wake)

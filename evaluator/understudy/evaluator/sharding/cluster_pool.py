@@ -32,7 +32,7 @@ MODE_VARIABLE: Final = "RAY_AUTH_MODE"
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterRequest:
-    """The first message to the process.
+    """What the process is to compute from now on: its first message, and later ones after a `Rest`.
 
     Attributes:
         work: A pickled `understudy.evaluator.sharding.work.Work`, which needs TensorFlow to be read.
@@ -45,6 +45,13 @@ class ClusterRequest:
     folder: Path
     address: str
     workers: int | None
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Nothing is to be computed now. The process ends after so many seconds unless there is a new request."""
+
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -104,16 +111,34 @@ class ClusterPool:
         check_cluster(address)
         self.capacity = 0
         self._address = address
+        self._most = workers
         self._on_nodes = on_nodes
         self._reach_until = time.monotonic() + _REACH_SECONDS
         self._ids = itertools.count()
         self._workers: set[WorkerId] = set()
         self._messages: queue.SimpleQueue[Event | Nodes | Exception | None] = queue.SimpleQueue()
         self._process = ChildProcess(_MODULE, name="understudy-cluster", receive=self._receive)
-        self._process.send(
-            ClusterRequest(work=pickle.dumps(work), folder=work.model.folder, address=address, workers=workers)
-        )
+        self._request(work)
         self._process.start()
+
+    def begin(self, work: Work) -> None:
+        """Compute something else from now on, with the workers that live. No worker of the former work may be in use.
+
+        Raises:
+            ClusterError: The cluster cannot be used, or the process has ended; close the pool.
+        """
+        self.wait(0.0)
+        self._workers.clear()
+        self._request(work)
+
+    def rest(self, seconds: float) -> None:
+        """Compute nothing for now. The workers are let go and the process ends unless `begin` is called in time."""
+        self._process.send(Rest(seconds))
+
+    def _request(self, work: Work) -> None:
+        self._process.send(
+            ClusterRequest(work=pickle.dumps(work), folder=work.model.folder, address=self._address, workers=self._most)
+        )
 
     @property
     def process_id(self) -> int:

@@ -6,13 +6,14 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from understudy.evaluator.evaluator_errors import EvaluatorError
-from understudy.evaluator.sharding.cluster_pool import ClusterRequest, Nodes
+from understudy.evaluator.sharding.cluster_pool import ClusterRequest, Nodes, Rest
 from understudy.evaluator.sharding.pool import Event, WorkerGone, WorkerId
 from understudy.evaluator.sharding.ray_pool import RayPool
 
@@ -36,6 +37,8 @@ def serve(connection: Connection[Any, Any]) -> None:
         _Commands(pool, connection).run()
     except (BrokenPipeError, ConnectionResetError):
         return
+    except EvaluatorError as error:
+        connection.send(error)
     finally:
         pool.close()
 
@@ -46,28 +49,41 @@ class _Commands:
     def __init__(self, pool: RayPool, connection: Connection[Any, Any]) -> None:
         self._pool = pool
         self._connection = connection
-        self._received: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[tuple[Any, ...] | ClusterRequest | Rest | None] = queue.SimpleQueue()
+        self._end = float("inf")
         self._ours: dict[WorkerId, WorkerId] = {}
         self._theirs: dict[WorkerId, WorkerId] = {}
         threading.Thread(target=self._receive, name="understudy-commands", daemon=True).start()
 
     def run(self) -> None:
-        """Return when the other side wants no more."""
+        """Return when the other side wants no more, or has wanted nothing for as long as it said."""
         capacity = None
         events: Sequence[Event] = ()
-        while True:
+        while time.monotonic() < self._end:
             if self._pool.capacity != capacity:
                 capacity = self._pool.capacity
                 self._connection.send(Nodes(capacity))
             for event in events:
-                self._connection.send(replace(event, worker=self._theirs[event.worker]))
+                if event.worker in self._theirs:
+                    self._connection.send(replace(event, worker=self._theirs[event.worker]))
             for command in self._waiting():
                 if command is None:
                     return
-                self._carry_out(*command)
+                if isinstance(command, Rest):
+                    self._end = time.monotonic() + command.seconds
+                elif isinstance(command, ClusterRequest):
+                    self._begin(command)
+                else:
+                    self._carry_out(*command)
             events = self._pool.wait(_WAIT_SECONDS)
 
-    def _waiting(self) -> Iterator[tuple[Any, ...] | None]:
+    def _begin(self, request: ClusterRequest) -> None:
+        self._end = float("inf")
+        self._ours.clear()
+        self._theirs.clear()
+        self._pool.begin(request.work, request.folder)
+
+    def _waiting(self) -> Iterator[tuple[Any, ...] | ClusterRequest | Rest | None]:
         while True:
             try:
                 yield self._received.get_nowait()

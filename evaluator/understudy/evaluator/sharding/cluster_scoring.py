@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +24,9 @@ from understudy.evaluator.types import Batch
 
 _OF_THE_CLUSTER = (ShardingError, ConfigurationError, LoadError, CheckpointError)
 """What workers report about themselves and what they read there: this process has loaded the same without an error."""
+
+_REST_SECONDS = 300.0
+"""How long workers without work are kept, with the memory of a model and a dataset each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,8 @@ class Cluster:
 class ClusterScoring:
     """See `understudy.evaluator.evaluation.dataset_scorer.OutputSource`. Thread-safe.
 
-    A connection to the cluster lasts for one dataset, so a cluster that was replaced is found with the next.
+    The connection and the workers are kept for the next dataset or checkpoint, as a new worker takes seconds to import
+    TensorFlow, but no longer than some minutes without work, and not after a failure.
 
     Args:
         cluster: The cluster.
@@ -76,6 +81,9 @@ class ClusterScoring:
         self._allow_unsafe_models = allow_unsafe_models
         self._examples_per_pass = examples_per_pass
         self._threads = threads
+        self._lock = threading.Lock()
+        self._kept: ClusterPool | None = None
+        self._is_closed = False
 
     @contextmanager
     def computed(
@@ -106,9 +114,47 @@ class ClusterScoring:
                 examples_per_pass=self._examples_per_pass,
                 threads=self._threads,
             )
-            pool = ClusterPool(work, address=self._cluster.address, on_nodes=self._observer.cluster_changed)
-            with ShardCoordinator(shards_of(examples, batch_size), pool) as coordinator:
+            with (
+                self._borrowed(work) as pool,
+                ShardCoordinator(shards_of(examples, batch_size), pool, keeps_pool=True) as coordinator,
+            ):
                 yield ComputedOutputs(batches=self._received(coordinator, is_wanted), notes=lambda: coordinator.notes)
+
+    def close(self) -> None:
+        """Let the workers go. Evaluations that are under way do it at their end."""
+        with self._lock:
+            self._is_closed, pool, self._kept = True, self._kept, None
+        if pool is not None:
+            pool.close()
+
+    @contextmanager
+    def _borrowed(self, work: Work) -> Iterator[ClusterPool]:
+        """Yield the pool that was kept, or a new one, and keep it if nothing fails."""
+        pool = self._begun(work)
+        try:
+            yield pool
+        except BaseException:
+            pool.close()
+            raise
+        pool.rest(_REST_SECONDS)
+        with self._lock:
+            is_kept = self._kept is None and not self._is_closed
+            if is_kept:
+                self._kept = pool
+        if not is_kept:
+            pool.close()
+
+    def _begun(self, work: Work) -> ClusterPool:
+        with self._lock:
+            pool, self._kept = self._kept, None
+        if pool is not None:
+            try:
+                pool.begin(work)
+            except ClusterError:  # it was lost or let go meanwhile
+                pool.close()
+            else:
+                return pool
+        return ClusterPool(work, address=self._cluster.address, on_nodes=self._observer.cluster_changed)
 
     def _received(self, coordinator: ShardCoordinator, is_wanted: Callable[[], bool]) -> Iterator[Batch]:
         try:

@@ -50,7 +50,8 @@ class ShardCoordinator:
 
     Args:
         shards: The shards, in order, with different indices.
-        pool: Computes them. The coordinator closes it.
+        pool: Computes them. The coordinator closes it, unless it is to be kept.
+        keeps_pool: Whether the pool is used again afterwards.
         patience: How long workers may take.
         facts: Those of the workers of earlier shards.
         clock: Returns seconds.
@@ -61,6 +62,7 @@ class ShardCoordinator:
         shards: Sequence[Shard],
         pool: WorkerPool,
         *,
+        keeps_pool: bool = False,
         patience: Patience | None = None,
         facts: Sequence[Facts] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -68,6 +70,7 @@ class ShardCoordinator:
         self._shards = shards
         self._places = {shard.index: place for place, shard in enumerate(shards)}
         self._pool = pool
+        self._keeps_pool = keeps_pool
         self._clock = clock
         self._schedule = ShardSchedule(len(shards), window=_window(pool), patience=patience)
         self._staffed = clock()
@@ -150,7 +153,8 @@ class ShardCoordinator:
                 self._failure = error
                 self._condition.notify_all()
         finally:
-            self._pool.close()
+            if not self._keeps_pool:
+                self._pool.close()
 
     def _turn(self) -> None:
         now = self._clock()

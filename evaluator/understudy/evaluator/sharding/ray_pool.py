@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,10 +42,13 @@ _POLL_SECONDS: Final = 0.05
 _NODES_SECONDS: Final = 1.0
 _CHECK_SECONDS: Final = 120.0
 _CONNECT_SECONDS: Final = 10.0
+_ANSWER_SECONDS: Final = 5.0
 
 
 class RayPool:
     """See `understudy.evaluator.sharding.pool.WorkerPool`. The model's files go to each node once.
+
+    The workers are kept for the next work, see `begin`: a new one takes seconds to import TensorFlow.
 
     The actors have no retries of Ray's own, and are placed by node. They take no part of Ray's count of CPUs, so that a
     replacement never waits until Ray has noticed that a hung process has ended. Nodes without CPUs get none.
@@ -61,10 +64,11 @@ class RayPool:
     """
 
     def __init__(self, work: bytes, folder: Path, *, address: str, workers: int | None = None) -> None:
-        self._work = work
+        self._address = address
         self._most = workers
         self._ids = itertools.count()
         self._workers: dict[WorkerId, _Actor] = {}
+        self._kept: list[_Actor] = []
         self._under_way: dict[Any, tuple[WorkerId, int | None]] = {}
         self._nodes: list[str] = []
         self._nodes_read = -_NODES_SECONDS
@@ -74,10 +78,43 @@ class RayPool:
             _connect(address)
         try:
             _require_token(address)
-            self._files = ray.put(_files_of(folder))
+            self._set(work, folder)
         except BaseException:
             self.close()
             raise
+
+    def begin(self, work: bytes, folder: Path) -> None:
+        """Compute something else from now on. The workers are gone, but those that live are used again for new ones.
+
+        Args:
+            work: See `RayPool`.
+            folder: See `RayPool`.
+
+        Raises:
+            ConfigurationError: The cluster cannot be reached.
+        """
+        _reach(self._address)
+        self._release()
+        self._set(work, folder)
+
+    def _release(self) -> None:
+        """Keep the workers that have nothing to do, and end all others."""
+        for worker in {worker for worker, shard in self._under_way.values() if shard is not None}:
+            self.kill(worker)
+        self._kept += self._workers.values()
+        self._workers, self._under_way = {}, {}
+        asked = {actor.handle.answer.remote(): actor for actor in self._kept if actor.process is not None}
+        answered = _answered(asked)
+        for ref, actor in asked.items():
+            if ref not in answered:
+                _end(actor)
+            elif _is_result(ref):
+                continue
+            self._kept.remove(actor)
+
+    def _set(self, work: bytes, folder: Path) -> None:
+        self._work = work
+        self._files = ray.put(_files_of(folder))
 
     @property
     def capacity(self) -> int:
@@ -93,9 +130,13 @@ class RayPool:
         worker = next(self._ids)
         taken = Counter(actor.node for actor in self._workers.values())
         node = min(self._nodes, key=lambda each: taken[each])
-        handle = _actor_class().options(scheduling_strategy=_on(node)).remote(self._work, self._files)
-        self._workers[worker] = _Actor(handle=handle, node=node)
-        self._under_way[handle.prepare.remote()] = (worker, None)
+        actor = next((each for each in self._kept if each.node == node), None)
+        if actor is None:
+            actor = _Actor(handle=_actor_class().options(scheduling_strategy=_on(node)).remote(), node=node)
+        else:
+            self._kept.remove(actor)
+        self._workers[worker] = actor
+        self._under_way[actor.handle.prepare.remote(self._work, [self._files])] = (worker, None)
         return worker
 
     def submit(self, worker: WorkerId, shard: Shard) -> None:
@@ -103,21 +144,19 @@ class RayPool:
         self._under_way[self._workers[worker].handle.compute.remote(shard)] = (worker, shard.index)
 
     def kill(self, worker: WorkerId) -> None:
-        """See `WorkerPool`. A process that is stopped does not answer Ray, so it is also killed by its id."""
+        """See `WorkerPool`."""
         actor = self._workers.pop(worker, None)
         if actor is None:
             return
         self._under_way = {ref: of for ref, of in self._under_way.items() if of[0] != worker}
-        ray.kill(actor.handle, no_restart=True)
-        if actor.process is not None:
-            _kill_process().options(scheduling_strategy=_on(actor.node)).remote(actor.process)
+        _end(actor)
 
     def wait(self, timeout_seconds: float) -> Sequence[Event]:
         """See `WorkerPool`."""
         until = time.monotonic() + timeout_seconds
         while time.monotonic() < until and not self._woken.is_set():
             if not self._under_way:
-                self._woken.wait(_POLL_SECONDS)
+                self._woken.wait(until - time.monotonic())
                 continue
             refs = list(self._under_way)
             done, _ = ray.wait(refs, timeout=_POLL_SECONDS)
@@ -133,8 +172,9 @@ class RayPool:
 
     def close(self) -> None:
         """See `WorkerPool`."""
-        for worker in list(self._workers):
-            self.kill(worker)
+        self._release()
+        while self._kept:
+            ray.kill(self._kept.pop().handle, no_restart=True)
         if self._owns_connection:
             ray.shutdown()
 
@@ -158,30 +198,40 @@ class RayPool:
 class ClusterWorker:
     """The actor: a `ShardWorker` with a copy of the checkpoint in a folder of its own."""
 
-    def __init__(self, work: bytes, files: Mapping[str, bytes]) -> None:
-        self._work = work
-        self._files = files
+    def __init__(self) -> None:
         self._worker: ShardWorker | None = None
 
-    def prepare(self) -> tuple[int, Facts] | Exception:
-        """Load the model and the data; return the id of this process and its facts, or a permanent error."""
+    def answer(self) -> None:
+        """Show that this process runs."""
+
+    def prepare(self, work: bytes, files: Sequence[Any]) -> tuple[int, Facts] | Exception:
+        """Load the model and the data; return the id of this process and its facts, or a permanent error.
+
+        Args:
+            work: See `RayPool`.
+            files: The reference to the files of the checkpoint, in a list, as Ray would wait for it otherwise.
+        """
         from understudy.evaluator.sharding.worker import ShardWorker, is_permanent
 
         with tempfile.TemporaryDirectory(prefix="understudy-") as name:
             folder = Path(name)
-            for path, content in self._files.items():
+            for path, content in ray.get(files[0]).items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content)
-            work: Work = pickle.loads(self._work)  # noqa: S301 - the driver's, as all that a cluster runs
-            model = replace(work.model, folder=folder)
+            described: Work = pickle.loads(work)  # noqa: S301 - the driver's, as all that a cluster runs
+            here = replace(described, model=replace(described.model, folder=folder))
+            worker, self._worker = self._worker, None
             try:
-                self._worker = ShardWorker(replace(work, model=model))
+                if worker is None:
+                    worker = ShardWorker(here)
+                else:
+                    worker.change(here)
             except Exception as error:
                 if is_permanent(error):
                     return error
                 raise
-        self._files = {}
-        return os.getpid(), self._worker.facts
+        self._worker = worker
+        return os.getpid(), worker.facts
 
     def compute(self, shard: Shard) -> ShardResult | Exception:
         """Return the batches of a shard, or a permanent error."""
@@ -208,6 +258,29 @@ def _actor_class() -> Any:
     return ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(ClusterWorker)
 
 
+def _end(actor: _Actor) -> None:
+    """Kill an actor. A process that is stopped does not answer Ray, so it is also killed by its id."""
+    ray.kill(actor.handle, no_restart=True)
+    if actor.process is not None:
+        _kill_process().options(scheduling_strategy=_on(actor.node)).remote(actor.process)
+
+
+def _answered(asked: Collection[Any]) -> Collection[Any]:
+    """Return those of some references that are ready soon."""
+    if not asked:
+        return ()
+    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_SECONDS)
+    return set(ready)
+
+
+def _is_result(ref: Any) -> bool:
+    try:
+        ray.get(ref)
+    except ray.exceptions.RayError:
+        return False
+    return True
+
+
 def _kill_process() -> Any:
     return ray.remote(num_cpus=0, max_retries=0)(_kill)
 
@@ -222,11 +295,23 @@ def _on(node: str) -> Any:
 
 
 def _connect(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        if host:  # Ray itself would try for minutes
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    _reach(address)
+    with _refused(address):
         ray.init(address=address, log_to_driver=False)
+
+
+def _reach(address: str) -> None:
+    """Find out whether the head is there: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    with _refused(address):
+        if host:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
+@contextlib.contextmanager
+def _refused(address: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigurationError(f"the cluster {address} cannot be used: {first_line(error)}") from error
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint
 from understudy.evaluator.datasets.dataset import ExperimentDataset, SeekableDataset
 from understudy.evaluator.datasets.dataset_files import open_files
-from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError
+from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, exhausted_resource
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy
 from understudy.evaluator.model.loaders import loader_for
 from understudy.evaluator.model.slot import Slot
@@ -83,8 +83,20 @@ class Work:
     threads: int | None = None
 
 
-def load_slot(work: Work) -> Slot:
+def is_loaded_alike(work: Work, other: Work) -> bool:
+    """Whether a slot for some work could hold the model of other work, as far as their descriptions tell."""
+    described = replace(other.model, folder=work.model.folder, digest=work.model.digest) == work.model
+    names = ("batch_size", "examples_per_pass", "threads")
+    return described and all(getattr(work, name) == getattr(other, name) for name in names)
+
+
+def load_slot(work: Work, former: Slot | None = None) -> Slot:
     """Build the model on the default devices of this process, after all checks that the service makes.
+
+    Args:
+        work: Describes the model.
+        former: The slot of work that `is_loaded_alike`, which is used again if it takes the checkpoint. It must not be
+            used for anything else.
 
     Raises:
         LoadError: It cannot be built, or is not the checkpoint that was described.
@@ -99,6 +111,14 @@ def load_slot(work: Work) -> Slot:
         raise LoadError(f"{work.model.folder} holds another checkpoint than when the computation began; start it again")
     build_model = None if work.model.experiment is None else load_experiment(work.model.experiment).build_model
     loader = loader_for(checkpoint.kind, build_model, allow_unsafe_models=work.model.allow_unsafe_models)
+    if former is not None and former.architecture == loader.architecture_of(checkpoint.model_file):
+        try:
+            former.load(checkpoint.model_file)
+        except LoadError as error:
+            if exhausted_resource(error) is not None:
+                raise
+        else:
+            return former
     examples = min(work.batch_size, work.examples_per_pass or work.batch_size)
     return Slot(strategy, checkpoint.model_file, max_batch_size=examples, loader=loader)
 

@@ -14,10 +14,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
+from understudy.evaluator.datasets.dataset import ArrayDataset, SeekableDataset
 from understudy.evaluator.evaluator_errors import ConfigurationError, EvaluatorError, exhausted_resource
 from understudy.evaluator.sharding.platform_facts import platform_facts
 from understudy.evaluator.sharding.pool import ComputedBatch, Facts, Shard, ShardResult
-from understudy.evaluator.sharding.work import Work, load_slot, open_data
+from understudy.evaluator.sharding.work import Work, is_loaded_alike, load_slot, open_data
 from understudy.evaluator.types import Batch
 from understudy.experiments import ExperimentError
 
@@ -35,9 +36,31 @@ class ShardWorker:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._slot = load_slot(work)  # first, as it lays out the devices
-        self._dataset = open_data(work.data)
+        self._dataset: SeekableDataset = open_data(work.data)
+        self._warm_up()
+
+    def change(self, work: Work) -> None:
+        """Compute something else from now on. After an error this worker cannot be used.
+
+        What both have in common is not loaded again: the model, its variables for other weights of the same model, and
+        data that are held in memory.
+
+        Raises:
+            Exception: See `ShardWorker`.
+        """
+        former, self._work = self._work, work
+        if not is_loaded_alike(former, work):
+            self._slot = load_slot(work)
+        elif former.model.digest != work.model.digest:
+            self._slot = load_slot(work, self._slot)
+        is_known = former.data == work.data and bool(work.data.digest)
+        if not (is_known and isinstance(self._dataset, ArrayDataset)):
+            self._dataset = open_data(work.data)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
         self._slot.warm_up()
-        self.facts: Facts = platform_facts(self._slot.devices[0].partition(":")[0], work.threads)
+        self.facts: Facts = platform_facts(self._slot.devices[0].partition(":")[0], self._work.threads)
 
     def compute(self, shard: Shard) -> ShardResult:
         """Return the batches of a shard.
