@@ -209,7 +209,7 @@ def watches(served: Served) -> Iterator[str]:
 
     over = threading.Event()
 
-    def follower(number: int) -> Iterator[bytes]:
+    def reports(number: int) -> Iterator[bytes]:
         yield fleet_pb2.FollowRequest(name=f"{number}-" * 40, reason="x" * 100_000).SerializeToString()
         over.wait(_SECONDS)
 
@@ -221,7 +221,7 @@ def watches(served: Served) -> Iterator[str]:
                 calls.append(channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=_SECONDS))
                 calls.append(channel.unary_stream(_WATCH)(b"", timeout=_SECONDS))
                 follow = channel.stream_stream("/understudy.v1.FleetService/Follow")
-                calls.append(follow(follower(number), timeout=_SECONDS))
+                calls.append(follow(reports(number), timeout=_SECONDS))
         time.sleep(_ATTACK_SECONDS)
         over.set()
         for call in calls:
