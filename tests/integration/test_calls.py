@@ -432,5 +432,7 @@ def batches_of(*, sizes: tuple[int, ...], seed: int) -> list[tuple[Any, Any]]:
 def keras_score(step: int, batches: list[tuple[Any, Any]]) -> dict[str, float]:
     """Return what a single device gives for the same examples; mean squared and absolute errors do not know batches."""
     x, y = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    scores: dict[str, float] = step_model(step).evaluate(x, y, batch_size=len(x), verbose=0, return_dict=True)
+    model = step_model(step)
+    model.run_eagerly = True  # tracing takes longer
+    scores: dict[str, float] = model.evaluate(x, y, batch_size=len(x), verbose=0, return_dict=True)
     return scores
