@@ -215,9 +215,9 @@ def test_a_server_with_tls_a_token_and_a_certificate_follows_and_one_without_the
     ]
     assert servers[0].wait_ready() == 10
     viewer = evaluator.client(credentials=own.channel(), token_file=tokens[1])
-    assert [name for name, server in fleet(viewer).items() if server.current] == ["server-fleet"]
+    until(lambda: [name for name, server in fleet(viewer).items() if server.current] == ["server-fleet"])
+    until(lambda: "not in the group follow" in httpx.get(f"http://{servers[1].http}/readyz").text)
     assert servers[1].answers("/readyz") == 503
-    assert "not in the group follow" in httpx.get(f"http://{servers[1].http}/readyz").text
 
 
 def test_only_signed_checkpoints_are_taken_from_an_evaluator(evaluate: Start, follow: Start, tmp_path: Path) -> None:
