@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import sys
@@ -12,12 +13,13 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from understudy.evaluator.evaluator_errors import EvaluatorError
+from understudy.evaluator.evaluator_errors import ConfigurationError, EvaluatorError
 from understudy.evaluator.sharding.cluster_pool import ClusterRequest, Nodes, Rest
 from understudy.evaluator.sharding.pool import Event, WorkerGone, WorkerId
 from understudy.evaluator.sharding.ray_pool import RayPool
 
 _WAIT_SECONDS = 0.5
+_HEAD_SECONDS = 1.0
 
 
 def serve(connection: Connection[Any, Any]) -> None:
@@ -54,6 +56,7 @@ class _Commands:
         self._ours: dict[WorkerId, WorkerId] = {}
         self._theirs: dict[WorkerId, WorkerId] = {}
         threading.Thread(target=self._receive, name="understudy-commands", daemon=True).start()
+        threading.Thread(target=self._watch_head, name="understudy-head", daemon=True).start()
 
     def run(self) -> None:
         """Return when the other side wants no more, or has wanted nothing for as long as it said."""
@@ -102,6 +105,21 @@ class _Commands:
                 self._pool.submit(self._ours[worker], *arguments)
             else:
                 self._pool.kill(self._ours.pop(worker))
+
+    def _watch_head(self) -> None:
+        """End the process when the head of the cluster is gone while nothing is to be computed.
+
+        Ray would look for it for a minute, and a new one hardly starts at its address meanwhile.
+        """
+        while True:
+            time.sleep(_HEAD_SECONDS)
+            if self._end == float("inf"):
+                continue
+            try:
+                self._pool.check_head()
+            except ConfigurationError as error:
+                sys.stderr.write(f"{error}\n")  # the last line is the reason that the other side gives
+                os._exit(1)
 
     def _receive(self) -> None:
         while True:

@@ -78,6 +78,7 @@ class RayPool:
             _connect(address)
         try:
             _require_token(address)
+            self._head = ray.get_runtime_context().gcs_address
             self._set(work, folder)
         except BaseException:
             self.close()
@@ -96,6 +97,14 @@ class RayPool:
         _reach(self._address)
         self._release()
         self._set(work, folder)
+
+    def check_head(self) -> None:
+        """Find out whether the head is there. May be called on another thread.
+
+        Raises:
+            ConfigurationError: It is not.
+        """
+        _reach(self._head)
 
     def _release(self) -> None:
         """Keep the workers that have nothing to do, and end all others."""
