@@ -47,8 +47,8 @@ class Sums:
         del increments, starts, states
         return (True,)
 
-    def flat(self, values: Any) -> Any:
-        return values
+    def flat(self, states: Any) -> Any:
+        return np.stack(states)
 
     def results(self, states: Any) -> dict[str, Any]:
         count, right, hits, alarms, misses, squares = states[:, :6].T

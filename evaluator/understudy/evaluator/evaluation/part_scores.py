@@ -145,13 +145,14 @@ class PartSums:
         added, divisors = self._increments([each.leaves for each in batches])
         starts = np.cumsum([0, *(each.examples for each in batches)])
         flat = self._increments.flat
-        states = [flat(batches[0].scored.before.metrics), *(flat(each.scored.after.metrics) for each in batches)]
+        states = flat([batches[0].scored.before.metrics, *(each.scored.after.metrics for each in batches)])
 
         def update(batch: int, rows: Array) -> Array:
             program, data = batches[batch].scored.program, batches[batch].scored.data
-            return flat(program.update_with(program.initial, data, rows).metrics)
+            (state,) = flat([program.update_with(program.initial, data, rows).metrics])
+            return np.asarray(state)
 
-        self._found.check(added, divisors, starts, np.stack(states), update)
+        self._found.check(added, divisors, starts, states, update)
         self._of(WHOLE).add(added, draws)
         for part, rows in parts:
             self._of(part).add(added[rows], _taken(draws, rows))
@@ -359,7 +360,7 @@ class PartUpdates:
     def _results(self, states: Sequence[Any]) -> dict[str, Array]:
         increments = self._program.increments
         if increments is not None:
-            return increments.results(np.stack([increments.flat(state.metrics) for state in states]))
+            return increments.results(increments.flat([state.metrics for state in states]))
         found = [self._program.result(state) for state in states]
         return {name: np.array([each[name] for each in found]) for name in found[0]}
 

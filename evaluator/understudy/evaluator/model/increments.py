@@ -86,7 +86,7 @@ class StateIncrements:
         self._sizes = [int(np.prod(spec.shape)) for spec in self._specs]
         self._device = device
         self._arguments = arguments
-        self.initial = self.flat(initial)
+        self.initial = self.flat([initial])[0]
         self.means = dict(self._find_means())
         if len(self.initial) > MAX_STATE:
             raise NoIncrementsError(f"their state has {len(self.initial)} numbers, more than {MAX_STATE}")
@@ -156,9 +156,13 @@ class StateIncrements:
                 found.update({f"{name}/{index}": column for index, column in enumerate(columns)})
         return found
 
-    def flat(self, values: Sequence[Any]) -> Array:
-        """Return the values of the variables as a state."""
-        return np.concatenate([np.zeros(0), *(np.asarray(value, np.float64).ravel() for value in values)])
+    def flat(self, states: Sequence[Sequence[Any]]) -> Array:
+        """Return some states from the values of the variables at each, float64 ``[states, state]``."""
+        of_variables = (
+            np.array([np.asarray(value) for value in values], np.float64) for values in zip(*states, strict=True)
+        )
+        columns = (values.reshape(len(states), -1) for values in of_variables)
+        return np.concatenate([np.zeros((len(states), 0)), *columns], axis=1)
 
     def sums(self, increments: Array, starts: Array, states: Array) -> tuple[bool, ...]:
         """Return for each variable whether the increments of every batch add up to what its update added.
