@@ -8,7 +8,8 @@ target=.tools/chromium
 [ -x "$target/chromium" ] && exit 0
 if command -v chromium >/dev/null; then exit 0; fi
 rm -rf "$target"
-unpack_debian_packages --with-dependencies "$target" chromium-headless-shell fonts-dejavu-core fontconfig-config
+unpack_debian_packages --with-dependencies "$target" chromium-headless-shell fonts-dejavu-core fontconfig-config \
+  libatomic1 # of the program that drives the browser
 program=$target/usr/lib/chromium/chromium-headless-shell
 [ -x "$program" ] || { echo "Debian's chromium-headless-shell has no $program" >&2; exit 1; }
 cat >"$target/fonts.conf" <<CONF

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from testkit.doc_examples import GRPC_PORT, HTTP_PORT, Example, Session, examples_of
+from testkit.front_ends import missing_for_envoy
 from understudy.clients import AsyncClient, Client
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,9 @@ def test_every_example_of_a_page_runs_beside_the_digits_service(page: Path, shar
 @pytest.mark.parametrize("page", [README, *itertools.filterfalse(is_prepared, PAGES)], ids=name_of)
 @pytest.mark.timeout(600)
 def test_every_example_of_a_page_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    needs_envoy = any("--frontend envoy" in example.code for example in examples_of(page) if example.is_run)
+    if needs_envoy and (missing := missing_for_envoy()):
+        pytest.skip(missing)
     with Session(tmp_path, free_ports()) as session:
         for example in examples_of(page):
             if example == TRAINING:

@@ -82,5 +82,5 @@ def test_the_demo_trains_scores_swaps_and_leaves_the_service_if_asked(
 @pytest.mark.timeout(_SECONDS)
 def test_the_demo_serves_what_a_plain_keras_script_writes() -> None:
     story = _demo("--script")
-    assert "8 checkpoints were scored while predictions flowed" in story
+    assert "16 checkpoints were scored while predictions flowed" in story
     assert "0 failed" in story

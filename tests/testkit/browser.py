@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -25,7 +28,9 @@ def running_browser() -> Iterator[Browser]:
     if program is None:
         pytest.skip(f"chromium is neither on PATH nor at {FETCHED}; tools/fetch_browser.sh fetches it")
     expect.set_options(timeout=WAIT_MILLISECONDS)  # by default it gives up after 5 s
-    with sync_playwright() as playwright:
+    with _driver_libraries():
+        playwright = sync_playwright().start()
+    try:
         browser = playwright.chromium.launch(
             executable_path=program,
             args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],  # as root, and in containers
@@ -35,6 +40,16 @@ def running_browser() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+    finally:
+        playwright.stop()
+
+
+@contextmanager
+def _driver_libraries() -> Iterator[None]:
+    """Give the driver of the browser the library that a minimal system lacks."""
+    fetched = [] if ctypes.util.find_library("atomic") else [*FETCHED.parent.glob("usr/lib/*/libatomic.so.1")]
+    with mock.patch.dict(os.environ, {"LD_PRELOAD": str(fetched[0])} if fetched else {}):
+        yield
 
 
 class Tabs:
