@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,16 +57,11 @@ class RayCluster:
         return len(self._cluster.worker_nodes)
 
     def start(self) -> None:
-        """Start the head, at the same address each time; once more if it does not begin, as was seen once."""
+        """Start the head, at the same address each time."""
         from ray.cluster_utils import Cluster
 
         (self._folder / "ray").mkdir(exist_ok=True)  # for the file of the head's address
-        before = set(psutil.Process().children(recursive=True))
-        try:
-            self._cluster = Cluster(initialize_head=True, head_node_args=self._head)
-        except Exception:  # noqa: BLE001 - Ray raises several
-            _kill_ray_processes(besides=before)
-            self._cluster = Cluster(initialize_head=True, head_node_args=self._head)
+        self._cluster = Cluster(initialize_head=True, head_node_args=self._head)
         assert self._cluster.address == self.address
 
     def join(self) -> None:
@@ -112,13 +107,6 @@ def running(nodes: int) -> Iterator[RayCluster]:
             process.kill()
         shutil.rmtree(folder, ignore_errors=True)
     assert not left, left
-
-
-def _kill_ray_processes(*, besides: Collection[psutil.Process]) -> None:
-    for process in psutil.Process().children(recursive=True):
-        if process not in besides and _is_of_ray(process):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
 
 
 def _is_of_ray(process: psutil.Process) -> bool:

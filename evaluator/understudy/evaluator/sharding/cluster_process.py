@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -56,10 +57,13 @@ class _Commands:
         self._ours: dict[WorkerId, WorkerId] = {}
         self._theirs: dict[WorkerId, WorkerId] = {}
         threading.Thread(target=self._receive, name="understudy-commands", daemon=True).start()
-        threading.Thread(target=self._watch_head, name="understudy-head", daemon=True).start()
 
     def run(self) -> None:
         """Return when the other side wants no more, or has wanted nothing for as long as it said."""
+        with self._head_watched():
+            self._carry_out_all()
+
+    def _carry_out_all(self) -> None:
         capacity = None
         events: Sequence[Event] = ()
         while time.monotonic() < self._end:
@@ -106,13 +110,23 @@ class _Commands:
             else:
                 self._pool.kill(self._ours.pop(worker))
 
-    def _watch_head(self) -> None:
+    @contextmanager
+    def _head_watched(self) -> Iterator[None]:
+        over = threading.Event()
+        watch = threading.Thread(target=self._watch_head, args=(over,), name="understudy-head")
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+
+    def _watch_head(self, over: threading.Event) -> None:
         """End the process when the head of the cluster is gone while nothing is to be computed.
 
         Ray would look for it for a minute, and a new one hardly starts at its address meanwhile.
         """
-        while True:
-            time.sleep(_HEAD_SECONDS)
+        while not over.wait(_HEAD_SECONDS):
             if self._end == float("inf"):
                 continue
             try:
