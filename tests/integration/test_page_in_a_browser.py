@@ -203,7 +203,7 @@ def test_a_step_is_pinned_and_unpinned_without_javascript(service: RunningServic
     page.get_by_role("link", name="Unpin step 20").click()
     page.get_by_role("button", name="Unpin step 20").click()
     expect(page.locator("#state")).not_to_contain_text("An operator pinned it")
-    assert page.locator("figure svg").count() > 0
+    expect(page.locator("figure svg").first).to_be_attached()
 
 
 def test_a_comparison_and_a_life_are_shown(service: RunningService, tabs: Tabs) -> None:
@@ -216,7 +216,7 @@ def test_a_comparison_and_a_life_are_shown(service: RunningService, tabs: Tabs) 
     page.goto(url(service, "/checkpoints/20"))
     page.get_by_role("link", name="Confusion, curves and reliability on test").click()
     expect(page.locator("h3").first).to_have_text("Residuals")
-    assert page.locator("figure svg .bar").count() > 3
+    expect(page.locator("figure svg .bar").nth(3)).to_be_attached()
     page.goto(url(service, "/checkpoints/20"))
     events = page.get_by_role("region", name="Life of the checkpoint").locator("tbody th").all_inner_texts()
     assert events[:5] == ["committed", "seen", "verified", "loaded", "warmed up"]
@@ -277,7 +277,8 @@ def test_markup_in_the_name_of_a_dataset_is_text_and_a_thousand_metrics_are_page
     assert page.locator("figure").count() == 12
     expect(page.locator("#curves")).to_contain_text("There are more metrics than charts can show")
     page.get_by_role("link", name=re.compile("More charts")).click()
-    assert page.locator("figure").count() == 12
+    page.wait_for_url(url(service, "/?charts=12"))
+    expect(page.locator("figure")).to_have_count(12)
     page.goto(url(service, f"/checkpoints/{MANY_STEP}"))
     assert page.locator("thead th").filter(has_text="metric_").count() == METRICS
 

@@ -25,6 +25,8 @@ from testkit.in_process import RunningService, running_service, until
 from understudy.cli.main import main
 from understudy.clients import Client
 from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.types import EvaluationOutcome
 from understudy.service.fleet import fleet_handler
 from understudy.service.traffic import traffic_sample
 
@@ -324,6 +326,48 @@ def test_an_operator_stops_it_with_a_rollback(fleet: Fleet) -> None:
     assert fleet.client.roll_back().serving_step == 10
     until(lambda: outcomes(fleet.client) == [(20, "started"), (20, "stopped")])
     until(lambda: fleet.client.fleet().rollout is None)
+
+
+@pytest.fixture
+def stop_at(
+    monkeypatch: pytest.MonkeyPatch, stack: ExitStack
+) -> Callable[[EvaluationOutcome], tuple[threading.Event, threading.Event]]:
+    """Let a rollout wait once the ledger has an outcome of it: what tells that it has, and what lets it go on."""
+
+    def stop_at(outcome: EvaluationOutcome) -> tuple[threading.Event, threading.Event]:
+        record, recorded, go_on = Recorder.record_rollout, threading.Event(), threading.Event()
+        stack.callback(go_on.set)
+
+        def slow(self: Recorder, step: int, digest: str, said: EvaluationOutcome, *args: Any, **more: Any) -> None:
+            record(self, step, digest, said, *args, **more)
+            if said is outcome:
+                recorded.set()
+                go_on.wait(LONGEST_SECONDS)
+
+        monkeypatch.setattr(Recorder, "record_rollout", slow)
+        return recorded, go_on
+
+    return stop_at
+
+
+@pytest.mark.parametrize("outcome", [EvaluationOutcome.ROLLOUT_STARTED, EvaluationOutcome.ROLLOUT_PROMOTED])
+def test_a_rollback_serves_the_version_before_as_soon_as_the_ledger_has_the_step(
+    chief: Chief,
+    serve: Serve,
+    stop_at: Callable[[EvaluationOutcome], tuple[threading.Event, threading.Event]],
+    outcome: EvaluationOutcome,
+) -> None:
+    recorded, go_on = stop_at(outcome)
+    client = serve(LATE if outcome is EvaluationOutcome.ROLLOUT_STARTED else SOON).client()
+    chief.publish_other(20, step_model(10))
+
+    def calls_until_recorded() -> bool:
+        client.predict(ones(2))
+        return recorded.is_set()
+
+    until(calls_until_recorded)
+    assert client.roll_back().serving_step == 10
+    go_on.set()
 
 
 def test_it_goes_on_where_it_was_when_the_evaluator_is_killed_and_another_takes_over(

@@ -237,11 +237,15 @@ class Rollout:
             what = f"a shadow that computes {100 * plan.share:.3g}% of the requests once more"
             others = f"{before} answers all requests"
         self._begin_watch(running if goes_on else None)
-        self._record(
-            running, EvaluationOutcome.ROLLOUT_STARTED, f"{what} for {in_words(running.after_seconds)}; {others}"
-        )
+        self._running = running  # before the ledger has it: who reads of a rollout may end it
+        try:
+            self._record(
+                running, EvaluationOutcome.ROLLOUT_STARTED, f"{what} for {in_words(running.after_seconds)}; {others}"
+            )
+        except BaseException:
+            self._running = None
+            raise
         self._waiting = None
-        self._running = running
         self._decisions.set_trial(trial)
 
     def _begin_watch(self, running: RunningRollout | None) -> None:

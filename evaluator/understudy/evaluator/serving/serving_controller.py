@@ -299,12 +299,14 @@ class ServingController:
         return self._change(self._promote(step, deadline), before, on_failure=lambda: None)
 
     def roll_back(self, *, deadline: float | None = None) -> Future[ServingChange]:
-        """Pin the previous serving step; during a rollout, the one that is serving here, which ends the rollout.
+        """Pin the step that served before the newest; during a rollout, the one that is serving here, which ends it.
 
         Raises:
             VersionNotFoundError: There is no previous serving step, or its checkpoint no longer exists.
         """
-        step = self._manager.predecessor_step if self.rollout_step is None else self._serving_step()
+        tried, step = self.rollout_step, self._serving_step()
+        if tried is None or tried == step:
+            step = self._manager.predecessor_step
         if step is None:
             known = [info.step for info in self._store.checkpoints()]
             raise VersionNotFoundError(
