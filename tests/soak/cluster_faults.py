@@ -129,26 +129,27 @@ class Faulty:
 
     def _happen(self, kind: str) -> str:
         """Have a fault happen; return the name of its stall."""
+        hit = None
         if kind == "join":
             self.cluster.join()
         elif kind == "remove":
             self.lose_node()
         else:
-            self._signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+            hit = self._signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         self.happened[kind] += 1
-        return kind if self._ready() else f"{kind}_last"
+        return kind if any(worker.process != hit for worker in self._ready()) else f"{kind}_last"
 
     def lose_node(self) -> None:
         """Remove a node, if possible one whose worker is in the middle of a shard."""
         self._left.add(self.cluster.remove([worker.node for worker in self._ready()]))
 
-    def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to a worker, if possible to one that is in the middle of a shard."""
+    def _signal(self, number: signal.Signals) -> int:
+        """Send a signal to a worker, if possible to one that is in the middle of a shard; return its process."""
         for worker in self._ready():
             with suppress(ProcessLookupError):
                 os.kill(worker.process, number)
                 self.happened["busy"] += worker.is_busy
-                return
+                return worker.process
         raise AssertionError("no worker is ready")
 
     def _ready(self) -> Sequence[_Ready]:
