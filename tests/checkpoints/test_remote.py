@@ -117,6 +117,7 @@ class _NoCopies:
     def __init__(self, files: RemoteFiles) -> None:
         self.url = files.url
         self.list = files.list
+        self.status = files.status
 
     def copy(self, name: str, target: Path, *, size_bytes: int) -> FileStatus:
         raise AssertionError(f"{name} is copied to {target}, {size_bytes} bytes")

@@ -16,8 +16,8 @@ from understudy.cli.options import settings_options
 from understudy.cli.output import ordered, print_json, print_slices, print_table
 from understudy.cli.run_checkpoint import (
     RunCheckpoints,
-    check_for_server,
     checkpoint_options,
+    files_for_server,
     pool_maker,
     workers_options,
 )
@@ -30,7 +30,7 @@ from understudy.cli.scoring_options import (
     slice_min_examples_option,
     slice_option,
 )
-from understudy.cli.values import LocalPath
+from understudy.cli.values import LocalPath, LocalPathOrUrl
 
 if TYPE_CHECKING:
     from understudy.clients import Client, EvaluateResult, Evaluation, Metric, Progress, Version
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @click.command("evaluate")
-@click.argument("files", type=LocalPath(exists=True, path_type=Path), nargs=-1)
+@click.argument("files", type=LocalPathOrUrl(exists=True, path_type=Path), nargs=-1)
 @version_option("The version to score; loaded on demand. By default the serving version, with --run-dir the best.")
 @metric_option
 @slice_option
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 @settings_options(settings=ConnectionSettings)
 def command(
     *,
-    files: tuple[Path, ...],
+    files: tuple[Path | str, ...],
     version: Version | None,
     metrics: tuple[Metric, ...],
     batch_size: int,
@@ -90,8 +90,8 @@ def command(
     set to.
 
     With --run-dir, no server is needed: the checkpoint is read from the run, and --workers processes compute its
-    outputs. FILES are then .npz files, TFRecord files or folders of them, or one saved tf.data folder. With
-    --progress-file, a command that was interrupted goes on where it ended.
+    outputs. FILES are then .npz files, TFRecord files or folders of them, or their URLs (s3://..., gs://...), or one
+    saved tf.data folder. With --progress-file, a command that was interrupted goes on where it ended.
     """
     if bool(files) == (dataset is not None):
         raise click.UsageError(f"Got {'both FILES and' if files else 'neither FILES nor'} --dataset; give one of them.")
@@ -107,7 +107,7 @@ def command(
         )
         _show(result, as_json=as_json)
         return
-    check_for_server(files, workers, cluster)
+    sent = files_for_server(files, workers, cluster)
     if progress_file is not None:
         raise click.UsageError("--progress-file goes with --run-dir.")
     if steps is not None and (dataset is None or version is not None):
@@ -117,8 +117,8 @@ def command(
     if dataset is not None and (parts["slices"] or parts["resamples"]):
         raise click.UsageError("--slice and --resamples go with FILES; for a dataset they are settings of the server.")
     with connected(settings) as client:
-        if files:
-            result = _score_file(client, files[0], batch_size, version=version, metrics=metrics, **parts)
+        if sent:
+            result = _score_file(client, sent[0], batch_size, version=version, metrics=metrics, **parts)
             _show(result, as_json=as_json)
             return
         for chosen in [version] if steps is None else _parsed(steps):
@@ -142,7 +142,7 @@ def _score_file(client: Client, file: Path, batch_size: int, **options: Any) -> 
 
 def _score_locally(
     run: RunCheckpoints,
-    files: tuple[Path, ...],
+    files: tuple[Path | str, ...],
     batch_size: int,
     make_pool: MakePool | None,
     progress_file: Path | None,

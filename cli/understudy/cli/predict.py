@@ -15,13 +15,13 @@ from understudy.cli.options import settings_options
 from understudy.cli.output import print_json, print_table
 from understudy.cli.run_checkpoint import (
     RunCheckpoints,
-    check_for_server,
     checkpoint_options,
+    files_for_server,
     pool_maker,
     workers_options,
 )
 from understudy.cli.scoring_options import progress_bar
-from understudy.cli.values import LocalPath
+from understudy.cli.values import LocalPath, LocalPathOrUrl
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,7 +33,7 @@ _SHOWN_ROWS: Final = 20
 
 
 @click.command("predict")
-@click.argument("files", type=LocalPath(exists=True, path_type=Path), nargs=-1, required=True)
+@click.argument("files", type=LocalPathOrUrl(exists=True, path_type=Path), nargs=-1, required=True)
 @version_option("A version that is loaded, by default the serving one; with --run-dir any, by default the best.")
 @click.option(
     "--batch-size",
@@ -56,7 +56,7 @@ _SHOWN_ROWS: Final = 20
 @settings_options(settings=ConnectionSettings)
 def command(
     *,
-    files: tuple[Path, ...],
+    files: tuple[Path | str, ...],
     version: Version | None,
     batch_size: int,
     output: Path | None,
@@ -74,18 +74,17 @@ def command(
 
     With --run-dir, no server is needed: --workers processes compute the outputs of a checkpoint of the run and write
     them to the folder --output, one file for each part of the data and in the end manifest.json. A command that was
-    interrupted goes on where it ended. FILES are then such files, TFRecord files or folders of them, or one saved
-    tf.data folder.
+    interrupted goes on where it ended. FILES are then such files, TFRecord files or folders of them, or their URLs
+    (s3://..., gs://...), or one saved tf.data folder.
     """
     if run.is_given:
         if output is None:
             raise click.UsageError("--run-dir and --checkpoints go with --output DIR.")
         _write_folder(run, files, output, pool_maker(workers, cluster), version=version, batch_size=batch_size)
         return
-    check_for_server(files, workers, cluster)
+    (file,) = files_for_server(files, workers, cluster)
     if output is not None and output.is_dir():
         raise click.UsageError(f"--output {output} is a folder, which goes with --run-dir; give FILE.npz.")
-    (file,) = files
     with connected(settings) as client:
         results = _predictions(client, file, version, batch_size)
         if output is not None:
@@ -98,7 +97,7 @@ def command(
 
 def _write_folder(
     run: RunCheckpoints,
-    files: tuple[Path, ...],
+    files: tuple[Path | str, ...],
     output: Path,
     make_pool: MakePool,
     *,

@@ -174,9 +174,13 @@ def pool_maker(workers: int | None, cluster: str | None) -> MakePool:
     return lambda work: LocalPool(work, workers=workers or 1)
 
 
-def check_for_server(files: tuple[Path, ...], workers: int | None, cluster: str | None) -> None:
-    """Raise click.UsageError for what only goes with a checkpoint of a run."""
-    if len(files) > 1 or any(file.is_dir() for file in files):
+def files_for_server(files: tuple[Path | str, ...], workers: int | None, cluster: str | None) -> list[Path]:
+    """Return the file that a server is sent, if any. Raise click.UsageError for what only goes with --run-dir."""
+    local = [file for file in files if isinstance(file, Path)]
+    if len(local) < len(files):
+        raise click.UsageError("URLs go with --run-dir; a server is sent a file of this machine.")
+    if len(local) > 1 or any(file.is_dir() for file in local):
         raise click.UsageError("Several FILES and folders go with --run-dir; a server is sent one file.")
     if workers is not None or cluster is not None:
         raise click.UsageError("--workers and --cluster go with --run-dir; a server has devices of its own.")
+    return local

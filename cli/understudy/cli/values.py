@@ -34,6 +34,14 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class LocalPathOrUrl(LocalPath):
+    """A path on this machine, or a URL, which stays text."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path or the URL."""
+        return value if _URL.match(str(value)) else super().convert(value, param, ctx)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Value:
     """How a field's value is parsed.

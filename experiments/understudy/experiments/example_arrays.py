@@ -62,8 +62,12 @@ class FoundExamples:
     features: Mapping[str, Array]
 
 
-def read_arrays(file: Path) -> dict[str, Array]:
+def read_arrays(file: Path, *, name: str | None = None) -> dict[str, Array]:
     """Read all arrays of a ``.npy`` or ``.npz`` file into memory, by their keys.
+
+    Args:
+        file: The file.
+        name: Its name in errors; its path if None.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -77,8 +81,8 @@ def read_arrays(file: Path) -> dict[str, Array]:
         raise
     except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise ExampleError(
-            f"{file} is not a readable .npy or .npz file ({error}); write it with numpy.save or numpy.savez, without "
-            "Python objects"
+            f"{name or file} is not a readable .npy or .npz file ({error}); write it with numpy.save or numpy.savez, "
+            "without Python objects"
         ) from error
 
 

@@ -23,6 +23,7 @@ import pytest
 
 from soak.cluster_faults import KINDS, Fault, Faulty, examples_for, make_work
 from testkit import sample_models
+from testkit.buckets import BucketServer
 from testkit.checkpoints import Chief
 from testkit.preloading import preloaded
 from testkit.ray_cluster import ENVIRONMENT, RayCluster, running
@@ -64,8 +65,9 @@ PATIENCE_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    """Start two nodes."""
+def cluster(s3: BucketServer) -> Iterator[RayCluster]:
+    """Start two nodes, whose workers know the bucket's server by the environment."""
+    del s3
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -93,7 +95,7 @@ def test_workers_that_live_compute_the_next_work_and_the_others_are_replaced(
     model.set_weights([np.flip(weights) for weights in model.get_weights()])
     Chief(tmp_path / "run").publish_other(STEP, model)
     folder = RunDir(tmp_path / "run").checkpoint(STEP)
-    data = replace(case.work.data, digest=load_npz("data", *case.work.data.paths).digest)
+    data = replace(case.work.data, digest=load_npz("data", case.file).digest)
     first = replace(case.work, data=data)
     second = replace(first, model=ModelSource(folder=folder, digest=open_local_checkpoint(folder).digest))
     monkeypatch.setattr(ray_pool, "_ANSWER_SECONDS", PATIENCE_SECONDS)
@@ -201,6 +203,25 @@ def test_predictions_go_on_without_the_cluster_where_their_killed_driver_ended(
         np.testing.assert_array_equal(np.concatenate([each[name] for each in found]), expected)
 
 
+@pytest.mark.parametrize("place", ["data.npz", "records"])
+def test_the_nodes_fetch_their_examples_from_a_bucket(
+    case: Case, cluster: RayCluster, bucket: str, s3: BucketServer, place: str
+) -> None:
+    work = replace(case.work, data=replace(case.work.data, paths=(f"{bucket}/{place}",)))
+    fetched: list[tuple[str, str]] = []
+
+    def make_pool(work: Work) -> ClusterPool:
+        fetched.extend(s3.requests)
+        s3.requests.clear()
+        return ClusterPool(work, address=cluster.address)
+
+    s3.requests.clear()
+    result = evaluate_files(work, step=STEP, make_pool=make_pool)
+    assert result.metrics == case.score
+    assert any(method == "GET" for method, _ in fetched)
+    assert any(method == "GET" for method, _ in s3.requests)
+
+
 def test_a_cluster_is_refused_without_a_token(case: Case, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE")
     with pytest.raises(ConfigurationError, match="is used only with a token; set RAY_AUTH_MODE=token"):
@@ -296,7 +317,6 @@ def test_a_served_run_is_scored_on_the_cluster_with_the_bits_of_one_device(
     assert served.metric("understudy_cluster_nodes") >= 1
     until(served.has_tables)
     tables = served.client.evaluation_tables("data").content
-    (data,) = case.work.data.paths
     settings = EvaluatorSettings(
         state_dir=tmp_path,
         devices=("CPU:0",),
@@ -306,7 +326,7 @@ def test_a_served_run_is_scored_on_the_cluster_with_the_bits_of_one_device(
         resamples=20,
         tables=True,
     )
-    location = CheckpointLocation(folder=case.run, is_run=True, eval_data={"data": data})
+    location = CheckpointLocation(folder=case.run, is_run=True, eval_data={"data": case.file})
     with create_evaluator(location, settings, SilentObserver()).evaluator as evaluator:
         until(lambda: any(map(evaluator.has_tables, evaluator.ledger.of_step(STEP))))
         here = evaluator.tables("data")

@@ -38,6 +38,9 @@ class RemoteFiles(Protocol):
     def list(self, choose: Choose) -> Mapping[str, FileStatus]:
         """Return the chosen files by their names; none if there is no such folder."""
 
+    def status(self, name: str) -> FileStatus:
+        """Return the status of one file, or raise FileNotFoundError."""
+
     def copy(self, name: str, target: Path, *, size_bytes: int) -> FileStatus:
         """Write the content of a file to a new local file, and return the status of what was copied.
 

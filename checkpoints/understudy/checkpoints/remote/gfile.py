@@ -40,11 +40,16 @@ class GfileFiles:
                     found[name] = self._status(name)
             return found
 
+    def status(self, name: str) -> FileStatus:
+        """See `RemoteFiles`."""
+        with self._as_os_errors(name):
+            return self._status(name)
+
     def copy(self, name: str, target: Path, *, size_bytes: int) -> FileStatus:
         """See `RemoteFiles`."""
         import tensorflow as tf
 
-        with self._as_os_errors():
+        with self._as_os_errors(name):
             status = self._status(name)
             if status.size_bytes != size_bytes:
                 return status
@@ -65,18 +70,19 @@ class GfileFiles:
         return FileStatus(size_bytes=int(statistics.length), modified_ns=int(statistics.mtime_nsec))
 
     @contextlib.contextmanager
-    def _as_os_errors(self) -> Iterator[None]:
+    def _as_os_errors(self, name: str = "") -> Iterator[None]:
         import tensorflow as tf
 
+        place = f"{self._url}/{name}" if name else self._url
         try:
             yield
         except tf.errors.UnimplementedError as error:
             raise UnsupportedLocationError(
-                f"TensorFlow cannot read {self._url}: {error.message}; mount it and give the folder"
+                f"TensorFlow cannot read {place}: {error.message}; mount it and give the folder"
             ) from error
         except tf.errors.NotFoundError as error:
-            raise FileNotFoundError(f"{self._url}: {error.message}") from error
+            raise FileNotFoundError(f"{place}: {error.message}") from error
         except (tf.errors.PermissionDeniedError, tf.errors.UnauthenticatedError) as error:
-            raise StorageRefusalError(f"{self._url} may not be read: {error.message}") from error
+            raise StorageRefusalError(f"{place} may not be read: {error.message}") from error
         except tf.errors.OpError as error:
-            raise RemoteStorageError(f"{self._url} could not be read: {error.message}") from error
+            raise RemoteStorageError(f"{place} could not be read: {error.message}") from error

@@ -103,6 +103,12 @@ class S3Files:
                     found[name] = _status(entry["Size"], entry)
         return {name: found[name] for name in choose(usable(found))}
 
+    def status(self, name: str) -> FileStatus:
+        """See `RemoteFiles`."""
+        with self._as_os_errors(name):
+            answer = self._client.head_object(Bucket=self._bucket, Key=self._prefix + name)
+        return _status(answer["ContentLength"], answer)
+
     def copy(self, name: str, target: Path, *, size_bytes: int) -> FileStatus:
         """See `RemoteFiles`."""
         until = time.monotonic() + max(_LEAST_COPY_SECONDS, size_bytes / _SLOWEST_BYTES_PER_SECOND)

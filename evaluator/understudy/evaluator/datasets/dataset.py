@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy.checkpoints.signature import Signature, TensorSpec
-from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError, first_line
 from understudy.evaluator.types import Array, Arrays, Batch
 from understudy.experiments import Experiment, example_arrays
 from understudy.experiments.experiment_errors import ExampleError
@@ -338,6 +338,46 @@ class ExperimentDataset:
                 f"dataset {self.name!r} gives {len(leaves)} {what}, {sorted(found)}; the model: {len(names)}, {names}"
             )
         return {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
+
+
+class SavedDataset(ExperimentDataset):
+    """A dataset that is read from a folder for each evaluation. Its digest covers all files.
+
+    Args:
+        name: Its name.
+        examples: The loaded dataset.
+        folder: The folder.
+        features: See `ExperimentDataset`.
+
+    Raises:
+        ConfigurationError: The name is not a valid folder name, the elements have another structure, or there are
+            none.
+    """
+
+    def __init__(self, name: str, examples: object, folder: Path, *, features: Collection[str] = ()) -> None:
+        super().__init__(name, examples, features=features)
+        self._folder = folder
+        self.digest = _digest_of(folder)
+
+    def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
+        """See `SeekableDataset`."""
+        import tensorflow as tf
+
+        try:
+            yield from super().batches(signature, batch_size, first_example=first_example)
+        except tf.errors.OpError as error:
+            raise ConfigurationError(
+                f"dataset {self.name!r}: {self._folder} was changed or damaged since it was opened: {first_line(error)}"
+            ) from error
+
+
+def _digest_of(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(f"{file.relative_to(folder).as_posix()}:{content}\n".encode())
+    return digest.hexdigest()
 
 
 def datasets_of(experiment: Experiment, *, features: Collection[str] = ()) -> list[ExperimentDataset]:

@@ -19,16 +19,20 @@ import hashlib
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from understudy.checkpoints.checkpoint_errors import UnsupportedLocationError
+from understudy.checkpoints.remote.reader import RemoteFile, RemoteReader
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.evaluator.datasets.dataset import (
     ArrayDataset,
     EvaluationDataset,
-    ExperimentDataset,
+    SavedDataset,
     SeekableDataset,
     arrange,
     checked_name,
@@ -44,6 +48,7 @@ from understudy.experiments.experiment_errors import ExampleError
 _MARKS = ("dataset_spec.pb", "snapshot.metadata")
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 _GZIP = ".gz"
+_RECORDS = (*_SUFFIXES, *(suffix + _GZIP for suffix in _SUFFIXES))
 
 REQUEST_PREFIX = "request/"
 """Begins the names of features that describe a logged request; see `understudy.evaluator.datasets.request_records`."""
@@ -74,50 +79,31 @@ def load_saved(name: str, folder: Path, *, features: Collection[str] = ()) -> Sa
     return SavedDataset(name, examples, folder, features=features)
 
 
-class SavedDataset(ExperimentDataset):
-    """A dataset that is read from a folder for each evaluation. Its digest covers all files.
-
-    Args:
-        name: Its name.
-        examples: The loaded dataset.
-        folder: The folder.
-        features: See `ExperimentDataset`.
-
-    Raises:
-        ConfigurationError: The name is not a valid folder name, the elements have another structure, or there are
-            none.
-    """
-
-    def __init__(self, name: str, examples: object, folder: Path, *, features: Collection[str] = ()) -> None:
-        super().__init__(name, examples, features=features)
-        self._folder = folder
-        self.digest = _digest_of(folder)
-
-    def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
-        """See `SeekableDataset`."""
-        import tensorflow as tf
-
-        try:
-            yield from super().batches(signature, batch_size, first_example=first_example)
-        except tf.errors.OpError as error:
-            raise ConfigurationError(
-                f"dataset {self.name!r}: {self._folder} was changed or damaged since it was opened: {first_line(error)}"
-            ) from error
-
-
-def _digest_of(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        digest.update(f"{file.relative_to(folder).as_posix()}:{content}\n".encode())
-    return digest.hexdigest()
-
-
 def find_records(path: Path) -> list[Path]:
     """Return the TFRecord files at a path: the file itself, or those in the folder, sorted by name."""
     candidates = sorted(path.iterdir()) if path.is_dir() else [path]
-    return [file for file in candidates if file.name.removesuffix(_GZIP).endswith(_SUFFIXES)]
+    return [file for file in candidates if _is_records(file.name)]
+
+
+def _is_records(name: str) -> bool:
+    return name.endswith(_RECORDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteRecords:
+    """What the first reader of TFRecord files at URLs has found.
+
+    Attributes:
+        files: The files.
+        counts: The number of records of each file.
+        columns: See `EvaluationDataset`.
+        digest: See `EvaluationDataset`.
+    """
+
+    files: tuple[RemoteFile, ...]
+    counts: tuple[int, ...]
+    columns: frozenset[str] | None
+    digest: str
 
 
 class RecordDataset:
@@ -128,20 +114,33 @@ class RecordDataset:
         files: The files in order, compressed if they end in ``.gz``.
         features: The names of features that slices need and the model may not take.
         inputs_only: Whether all other features are ignored, so that there need be no targets.
+        known: What another process has found in these files, which are then not read at first.
 
     Raises:
-        ConfigurationError: The name is not a valid folder name, a file is damaged, or there is no example.
+        ConfigurationError: The name is not a valid folder name, a file is damaged or cannot be fetched, or there is no
+            example.
     """
 
     def __init__(
-        self, name: str, files: Sequence[Path], *, features: Collection[str] = (), inputs_only: bool = False
+        self,
+        name: str,
+        files: Sequence[Path | RemoteFile],
+        *,
+        features: Collection[str] = (),
+        inputs_only: bool = False,
+        known: RemoteRecords | None = None,
     ) -> None:
         self.name = checked_name(name)
         self._features = frozenset(features)
         self._inputs_only = inputs_only
         self._files = tuple(files)
-        self.columns: frozenset[str] | None = None
-        self._counts: list[int] = []
+        self._reader = RemoteReader()
+        self._counts: list[int] = [] if known is None else [*known.counts]
+        self.columns: frozenset[str] | None = None if known is None else known.columns
+        self.examples: int | None = sum(self._counts)
+        if known is not None:
+            self.digest = known.digest
+            return
         digest = hashlib.sha256()
         for file in self._files:
             self._counts.append(0)
@@ -152,8 +151,16 @@ class RecordDataset:
                 self._counts[-1] += 1
         if not any(self._counts):
             raise ConfigurationError(f"dataset {name!r} is empty; give at least one example")
-        self.examples: int | None = sum(self._counts)
+        self.examples = sum(self._counts)
         self.digest = digest.hexdigest()
+
+    @property
+    def remote(self) -> RemoteRecords | None:
+        """What other readers need not find again; None if a file is not at a URL."""
+        files = tuple(file for file in self._files if isinstance(file, RemoteFile))
+        if len(files) < len(self._files):
+            return None
+        return RemoteRecords(files=files, counts=tuple(self._counts), columns=self.columns, digest=self.digest)
 
     def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
         """See `SeekableDataset`. Files before the first example are not read."""
@@ -169,8 +176,13 @@ class RecordDataset:
             columns = {key: self._column(key, examples) for key in examples[0]}
             yield arrange(self.name, columns, signature, features=self._features, inputs_only=self._inputs_only)
 
-    def _records(self, files: Sequence[Path], *, skip: int = 0) -> Iterator[bytes]:
-        return read_records(f"dataset {self.name!r}", files, skip=skip)
+    def _records(self, files: Sequence[Path | RemoteFile], *, skip: int = 0) -> Iterator[bytes]:
+        for index, file in enumerate(files):
+            with ExitStack() as stack:
+                with _fetch_errors(self.name):
+                    path = stack.enter_context(self._reader.opened(file))
+                origin = f"dataset {self.name!r}"
+                yield from read_records(origin, [path], skip=0 if index else skip, names=[str(file)])
 
     def _decode(self, record: bytes, signature: Signature) -> dict[str, Array]:
         import tensorflow as tf
@@ -219,27 +231,30 @@ def _columns_of(record: bytes) -> frozenset[str] | None:
     )
 
 
-def read_records(origin: str, files: Sequence[Path], *, skip: int = 0) -> Iterator[bytes]:
+def read_records(
+    origin: str, files: Sequence[Path], *, skip: int = 0, names: Sequence[str] | None = None
+) -> Iterator[bytes]:
     """Yield the records of TFRecord files in their order.
 
     Args:
         origin: What the files are, for errors.
-        files: The files, compressed if they end in ``.gz``.
+        files: The files.
         skip: How many records of the first file are left out.
+        names: The names of the files, which are compressed if they end in ``.gz``; their paths if None.
 
     Raises:
         ConfigurationError: A file is damaged.
     """
     import tensorflow as tf
 
-    for index, file in enumerate(files):
-        compression = "GZIP" if file.suffix == _GZIP else ""
+    for index, (file, name) in enumerate(zip(files, names or map(str, files), strict=True)):
+        compression = "GZIP" if name.endswith(_GZIP) else ""
         try:
             records = tf.data.TFRecordDataset(str(file), compression_type=compression)
             yield from records.skip(0 if index else skip).as_numpy_iterator()
         except tf.errors.OpError as error:
             raise ConfigurationError(
-                f"{origin}: {file} is not a whole TFRecord file ({first_line(error)}); write it again"
+                f"{origin}: {name} is not a whole TFRecord file ({first_line(error)}); write it again"
             ) from error
 
 
@@ -296,30 +311,30 @@ def _example_shape(count: int, key: str, signature: Signature) -> tuple[int, ...
 
 
 def open_files(
-    name: str, paths: Sequence[Path], *, features: Collection[str] = (), inputs_only: bool = False
+    name: str, paths: Sequence[Path | str], *, features: Collection[str] = (), inputs_only: bool = False
 ) -> SeekableDataset:
     """Return one dataset from several ``.npz`` files, from several TFRecord files, or from one saved folder.
 
     Args:
         name: The name of the dataset.
-        paths: The files in the order of their examples; folders of TFRecord files stand for these.
+        paths: The files or their URLs in the order of their examples; folders of TFRecord files stand for these.
         features: See `open_dataset`.
         inputs_only: Whether only the inputs of the model are read, so that there need be no targets.
 
     Raises:
-        ConfigurationError: A path does not exist, has another format or is damaged, or the formats are mixed.
+        ConfigurationError: A path does not exist, has another format or is damaged, or the formats are mixed, or a URL
+            cannot be read.
     """
-    for path in paths:
-        check_exists(name, path)
-    if len(paths) == 1 and is_saved_dataset(paths[0]):
-        return load_saved(name, paths[0], features=features)
-    records = [find_records(path) for path in paths]
-    if all(records):
-        files = list(itertools.chain.from_iterable(records))
-        return RecordDataset(name, files, features=features, inputs_only=inputs_only)
-    arrays = {".npz", ".npy"} if inputs_only else {".npz"}
-    if all(path.suffix in arrays for path in paths):
-        return ArrayDataset(name, _joined(name, paths), features=features, inputs_only=inputs_only)
+    saved = paths[0] if len(paths) == 1 else None
+    if isinstance(saved, Path) and is_saved_dataset(saved):
+        return load_saved(name, saved, features=features)
+    arrays = (".npz", ".npy") if inputs_only else (".npz",)
+    reader = RemoteReader()
+    found = [file for path in paths for file in _found(name, path, arrays, reader)]
+    if all(_is_records(file.name) for file in found):
+        return RecordDataset(name, found, features=features, inputs_only=inputs_only)
+    if all(file.name.endswith(arrays) for file in found):
+        return ArrayDataset(name, _joined(name, found, reader), features=features, inputs_only=inputs_only)
     raise ConfigurationError(
         f"dataset {name!r}: {', '.join(map(str, paths))} cannot be read as one dataset: give "
         f"{' or '.join(sorted(arrays))} files, .tfrecord files (or .tfrecord.gz, or folders of them), or one folder "
@@ -327,12 +342,40 @@ def open_files(
     )
 
 
-def _joined(name: str, files: Sequence[Path]) -> dict[str, Array]:
-    """Return the arrays of all files, joined along axis 0."""
+def _found(name: str, path: Path | str, arrays: tuple[str, ...], reader: RemoteReader) -> Sequence[Path | RemoteFile]:
+    """Return the files at a path or URL: that of a folder stands for its TFRecord files, if it has some."""
+    if isinstance(path, Path):
+        check_exists(name, path)
+        return find_records(path) or [path]
+    with _fetch_errors(name):
+        found = [file for file in reader.find(path, (*arrays, *_RECORDS)) if file.url == path or _is_records(file.name)]
+    if not found:
+        raise ConfigurationError(
+            f"dataset {name!r}: there are no TFRecord files in {path}; give their folder, or the URL of one file that "
+            f"ends in {', '.join((*arrays, *_RECORDS))}"
+        )
+    return found
+
+
+@contextmanager
+def _fetch_errors(name: str) -> Iterator[None]:
     try:
-        parts = [read_arrays(file) for file in files]
+        yield
+    except (OSError, UnsupportedLocationError) as error:
+        raise ConfigurationError(f"dataset {name!r}: {error}") from error
+
+
+def _arrays_of(name: str, file: Path | RemoteFile, reader: RemoteReader) -> dict[str, Array]:
+    try:
+        with _fetch_errors(name), reader.opened(file) as path:
+            return read_arrays(path, name=str(file))
     except ExampleError as error:
         raise ConfigurationError(f"dataset {name!r}: {error}") from error
+
+
+def _joined(name: str, files: Sequence[Path | RemoteFile], reader: RemoteReader) -> dict[str, Array]:
+    """Return the arrays of all files, joined along axis 0."""
+    parts = [_arrays_of(name, file, reader) for file in files]
     for file, part in zip(files, parts, strict=True):
         if part.keys() != parts[0].keys():
             raise ConfigurationError(

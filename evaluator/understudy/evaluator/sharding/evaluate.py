@@ -25,7 +25,16 @@ from understudy.evaluator.sharding.platform_facts import SOFTWARE
 from understudy.evaluator.sharding.pool import Facts, WorkerPool
 from understudy.evaluator.sharding.progress_file import ProgressFile, StoredProgress
 from understudy.evaluator.sharding.schedule import Patience
-from understudy.evaluator.sharding.work import BATCHES_PER_SHARD, Work, count_of, load_slot, open_data, shards_of
+from understudy.evaluator.sharding.work import (
+    BATCHES_PER_SHARD,
+    Work,
+    count_of,
+    described,
+    load_slot,
+    open_data,
+    patience_for,
+    shards_of,
+)
 from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec, Progress
 
 _BATCH_SECONDS = 600.0
@@ -103,7 +112,9 @@ def evaluate_files(
         if shard.first_example + shard.examples > scored
     ]
     scorer = slot.scorer_of_outputs(metrics, increments=with_increments)
-    pool = make_pool(replace(work, data=replace(work.data, digest=dataset.digest)))
+    work = replace(work, data=described(work.data, dataset))
+    pool = make_pool(work)
+    patience = patience or patience_for(work.data)
     facts = () if stored is None else stored.facts
     with (
         ShardCoordinator(shards, pool, patience=patience, facts=facts) as coordinator,

@@ -28,7 +28,16 @@ from understudy.evaluator.sharding.evaluate import MakePool
 from understudy.evaluator.sharding.pool import Shard, ShardResult
 from understudy.evaluator.sharding.progress_file import check_job
 from understudy.evaluator.sharding.schedule import Patience
-from understudy.evaluator.sharding.work import BATCHES_PER_SHARD, Work, count_of, load_slot, open_data, shards_of
+from understudy.evaluator.sharding.work import (
+    BATCHES_PER_SHARD,
+    Work,
+    count_of,
+    described,
+    load_slot,
+    open_data,
+    patience_for,
+    shards_of,
+)
 from understudy.evaluator.types import Progress
 from understudy.experiments.example_arrays import portable
 
@@ -76,7 +85,7 @@ def predict_files(
         StorageError: A file cannot be written.
     """
     dataset = open_data(work.data)
-    work = replace(work, data=replace(work.data, digest=dataset.digest))
+    work = replace(work, data=described(work.data, dataset))
     examples = dataset.examples if dataset.examples is not None else count_of(dataset, load_slot(work), work)
     shards = shards_of(examples, work.batch_size, batches=batches_per_shard)
     job = {
@@ -94,7 +103,9 @@ def predict_files(
         _tell(progress, done, examples)
         notes: tuple[str, ...] = ()
         if missing:
-            with ShardCoordinator(missing, make_pool(work), patience=patience) as coordinator:
+            with ShardCoordinator(
+                missing, make_pool(work), patience=patience or patience_for(work.data)
+            ) as coordinator:
                 for shard, result in coordinator.results():
                     write_bytes(folder / file_of(shard), _encoded(shard, result))
                     done += shard.examples

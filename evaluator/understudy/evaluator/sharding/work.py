@@ -10,16 +10,21 @@ from pathlib import Path
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint
 from understudy.evaluator.datasets.dataset import ExperimentDataset, SeekableDataset
-from understudy.evaluator.datasets.dataset_files import open_files
+from understudy.evaluator.datasets.dataset_files import RecordDataset, RemoteRecords, open_files
 from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, exhausted_resource
 from understudy.evaluator.model.devices import DeviceSettings, build_strategy
 from understudy.evaluator.model.loaders import loader_for
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.sharding.pool import Shard
+from understudy.evaluator.sharding.schedule import Patience
 from understudy.experiments import load_experiment
 
 BATCHES_PER_SHARD = 16
 """Each shard costs some milliseconds of its own, and is what is lost when a worker dies."""
+
+_LEAST_FETCH_SECONDS = 30.0
+_SLOW_BYTES_PER_SECOND = 2**22
+"""A shard whose file may have to be fetched first is not given to another worker before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +50,22 @@ class DataSource:
 
     Attributes:
         name: Its name.
-        paths: Its files, under the same paths for every worker; see `open_files`.
+        paths: Its files, under the same paths or URLs for every worker; see `open_files`.
         experiment: Instead of files, the experiment that has the dataset of this name.
         features: The names of features that slices need and the model may not take.
         inputs_only: Whether only the inputs of the model are read, so that there need be no targets.
         digest: What its first reader found; empty for the first one.
+        records: What its first reader found in TFRecord files at URLs, so that others do not read all of them; None for
+            the first one, and for other files.
     """
 
     name: str
-    paths: tuple[Path, ...] = ()
+    paths: tuple[Path | str, ...] = ()
     experiment: str | None = None
     features: frozenset[str] = frozenset()
     inputs_only: bool = False
     digest: str = ""
+    records: RemoteRecords | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +147,30 @@ def open_data(source: DataSource) -> SeekableDataset:
     return dataset
 
 
+def described(source: DataSource, dataset: SeekableDataset) -> DataSource:
+    """Return a dataset's description for workers, after this process has opened it."""
+    records = dataset.remote if isinstance(dataset, RecordDataset) else None
+    return replace(source, digest=dataset.digest, records=records)
+
+
+def patience_for(source: DataSource) -> Patience | None:
+    """Return how long workers may take that fetch files at URLs for a shard; None for the usual time."""
+    if source.records is None:
+        return None
+    largest = max(file.status.size_bytes for file in source.records.files)
+    seconds = _LEAST_FETCH_SECONDS + largest / _SLOW_BYTES_PER_SECOND
+    return Patience(least=seconds, first=max(seconds, Patience.first))
+
+
 def _opened(source: DataSource) -> SeekableDataset:
+    if source.records is not None:
+        return RecordDataset(
+            source.name,
+            source.records.files,
+            features=source.features,
+            inputs_only=source.inputs_only,
+            known=source.records,
+        )
     if source.experiment is None:
         return open_files(source.name, source.paths, features=source.features, inputs_only=source.inputs_only)
     examples = load_experiment(source.experiment).evaluation_data().get(source.name)
