@@ -280,6 +280,29 @@ def test_a_call_with_more_than_a_hundred_header_fields_is_answered(served: Serve
         assert channel.unary_unary(PREDICT)(REQUEST, timeout=SECONDS, metadata=metadata)
 
 
+def test_headers_of_a_call_have_one_limit_on_both_front_ends_which_names_itself(served: Served) -> None:
+    with served.channel() as channel:
+        predict = channel.unary_unary(PREDICT)
+
+        def call_with(value_bytes: int) -> None:
+            metadata = [("x-first", "v" * value_bytes), ("x-second", "v" * value_bytes)]
+            predict(REQUEST, timeout=SECONDS, metadata=metadata)
+
+        call_with(30_000)
+        for value_bytes in (31_000, 100_000, 100_000):  # a client knows the server's limit from its second call on
+            with pytest.raises(grpc.RpcError) as refused:
+                call_with(value_bytes)
+            error: Any = refused.value
+            assert (error.code(), "61440" in error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+        call_with(30_000)
+
+
+def test_headers_that_no_client_of_grpc_would_send_are_refused_too(served: Served) -> None:
+    fields = {f"x-{number}": "v" * 15_000 for number in range(5)}
+    with served.connect() as connection:
+        assert call_compressed(connection, PREDICT, [gzip.compress(REQUEST)], headers=fields) == Counter({"8": 1})
+
+
 def test_compressed_messages_hold_little_memory_before_they_are_refused(served: Served) -> None:
     bodies = [gzip.compress(bytes(size)) for size in (MESSAGE_BYTES, MESSAGE_BYTES + 1)]
     with served.channel() as channel, Client(served.grpc, timeout_seconds=SECONDS) as client:

@@ -83,6 +83,22 @@ async def test_a_request_with_two_lengths_is_refused_and_nothing_after_it_is_tak
     writer.close()
 
 
+@pytest.mark.parametrize("size", [62_000, 200_000, 1_000_000])
+async def test_headers_that_are_too_large_are_refused_with_the_limit(client: httpx.AsyncClient, size: int) -> None:
+    answer = await client.get("/healthz", headers={"x-first": "v" * size, "x-second": "v"})
+    assert (answer.status_code, "61440" in answer.json()["error"]) == (431, True)
+    assert (await client.get("/healthz", headers={"x-first": "v" * 61_000})).status_code == 200
+
+
+async def test_what_is_no_request_is_refused(client: httpx.AsyncClient) -> None:
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(b"no request\r\n\r\n")
+    async with asyncio.timeout(SECONDS):
+        received = await reader.read()
+    assert received.startswith(b"HTTP/1.1 400 ")
+    writer.close()
+
+
 async def test_a_connection_beyond_the_limit_is_closed_at_once(client: httpx.AsyncClient) -> None:
     held = [await asyncio.open_connection(client.base_url.host, client.base_url.port) for _ in range(MAX_CONNECTIONS)]
     reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)

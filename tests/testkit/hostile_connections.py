@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Final, Self
 
 import h2.config
@@ -76,14 +77,20 @@ class UnfinishedBodies:
         return sum(self._unsent.values())
 
 
-def call_compressed(connection: socket.socket, path: str, contents: Sequence[bytes]) -> Counter[str]:
-    """Call with compressed messages, all at once; return the ``grpc-status`` of the answers."""
+def call_compressed(
+    connection: socket.socket, path: str, contents: Sequence[bytes], headers: Mapping[str, str] = MappingProxyType({})
+) -> Counter[str]:
+    """Call with compressed messages, all at once; return the ``grpc-status`` of the answers.
+
+    The additional headers are sent in the form that is never indexed.
+    """
     http = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     http.initiate_connection()
     unsent = {}
+    more = [hpack.NeverIndexedHeaderTuple(name, value) for name, value in headers.items()]
     for content in contents:
         stream = http.get_next_available_stream_id()
-        http.send_headers(stream, [*headers_of(path), ("grpc-encoding", "gzip")])
+        http.send_headers(stream, [*headers_of(path), ("grpc-encoding", "gzip"), *more])
         unsent[stream] = b"\1" + len(content).to_bytes(4, "big") + content
     statuses: Counter[str] = Counter()
     while statuses.total() < len(contents):

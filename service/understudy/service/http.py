@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,6 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from understudy.service.calls.audit import audit_refused_request
+from understudy.service.calls.call_limits import MAX_HEADER_BYTES, check_headers
+from understudy.service.calls.status import CallEndedError
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.rest.rest_call import CERTIFICATE_NAMES
 from understudy.service.service_errors import PortInUseError
@@ -25,10 +29,15 @@ from understudy.service.tls import ServerCertificates, certificate_names
 
 _SHUTDOWN_SECONDS = 1
 
+_BAD_REQUEST: Final = 400
+_HEADERS_TOO_LARGE: Final = 431
 _LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 HEADER_SECONDS: Final = 10.0
 """The longest wait for the headers of a request: the first since its connection began, else since their first byte."""
+
+LINGER_SECONDS: Final = 5.0
+"""How long the rest of headers that are too large is read."""
 
 STALLED_SECONDS: Final = 30.0
 """How long a reader of a response may take nothing of it."""
@@ -59,21 +68,30 @@ def build_app(*, readiness: Readiness, routes: Sequence[Route] = (), root_path: 
 
 
 def _unambiguous(app: ASGIApp) -> ASGIApp:
-    """Refuse requests with two lengths, and end their connection.
+    """Refuse requests with two lengths or large headers, and end their connection.
 
     A proxy may take the other length, and what here would be the next request for a body (RFC 9112, 6.1).
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if {name for name, _ in scope["headers"]} >= _LENGTHS:
+        headers = scope["headers"]
+        try:
+            check_headers(headers)
+        except CallEndedError as error:
+            await _refusal(_HEADERS_TOO_LARGE, error.failure.message)(scope, receive, send)
+            return
+        if {name for name, _ in headers} >= _LENGTHS:
             message = "a request with both Content-Length and Transfer-Encoding is not served; send one of them"
-            await JSONResponse({"error": message}, status_code=400, headers={"connection": "close"})(
-                scope, receive, send
-            )
+            await _refusal(_BAD_REQUEST, message)(scope, receive, send)
         else:
             await app(scope, receive, send)
 
     return answer
+
+
+def _refusal(status: int, message: str) -> JSONResponse:
+    """Return a response that ends its connection."""
+    return JSONResponse({"error": message}, status_code=status, headers={"connection": "close"})
 
 
 def _rooted(app: ASGIApp, root_path: str) -> ASGIApp:
@@ -177,6 +195,7 @@ class HttpConnection(H11Protocol):
     max_connections: ClassVar[int]
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
+    _is_refused = False
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.BaseProtocol`."""
@@ -188,11 +207,37 @@ class HttpConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        if self._is_refused:
+            return
         if self._deadline is None and not self._is_answering():
             self._await_headers()
         super().data_received(data)
         if self._is_answering():
             self._forget_deadline()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are no request, or too many for its headers. uvicorn calls it while it handles the error.
+
+        What a caller still sends of its headers is read for a while: reset at once, it might lose the response.
+        """
+        error = sys.exception()
+        is_too_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == _HEADERS_TOO_LARGE
+        if is_too_large:
+            msg = f"the headers are too large; {MAX_HEADER_BYTES} bytes is the limit"
+        refusal = _refusal(_HEADERS_TOO_LARGE if is_too_large else _BAD_REQUEST, msg)
+        for event in (
+            h11.Response(status_code=refusal.status_code, headers=refusal.raw_headers),
+            h11.Data(data=refusal.body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        if is_too_large:
+            self._is_refused = True
+            self.loop.call_later(LINGER_SECONDS, self.transport.close)
+            if self.transport.can_write_eof():  # not over TLS
+                self.transport.write_eof()
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""

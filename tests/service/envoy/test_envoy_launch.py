@@ -37,7 +37,7 @@ def test_streams_may_be_silent_for_ever_and_connections_may_not(tmp_path: Path) 
     assert connections["forward_client_cert_details"] == "SANITIZE"
     assert connections["common_http_protocol_options"] == {
         "idle_timeout": "300.000s",
-        "max_headers_count": 2_000,
+        "max_headers_count": 16_384,
         "max_connection_duration": "60.000s",
         "max_connection_duration_jitter": {"value": 10},
     }

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
-from understudy.service.calls.call_limits import DisconnectMonitor, WatchedCall
+from understudy.service.calls.call_limits import DisconnectMonitor, WatchedCall, check_headers
 from understudy.service.calls.compression import MessageTooLargeError
 from understudy.service.calls.status import CALLER_GONE, CallEndedError, Failure, caller_gone
 from understudy.service.envoy.grpc_wire import (
@@ -108,7 +108,8 @@ class AsgiCall(WatchedCall):
         return sum(key == sent for key, _ in self._scope["headers"])
 
     def open(self) -> None:
-        """See `Call`."""
+        """See `Call`; raise CallEndedError if the headers are too large."""
+        check_headers(self._scope["headers"])
         timeout = self._headers.get(b"grpc-timeout")
         if timeout is not None:
             self.deadline = self.started + seconds_of(timeout)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from understudy.service.calls.call_limits import MAX_HEADER_BYTES
 from understudy.service.front_end import (
     HANDSHAKE_SECONDS,
     KEEPALIVE_SECONDS,
@@ -251,9 +252,12 @@ def _seconds(seconds: float) -> str:
 
 
 _JITTER_PERCENT: Final = 10
-_HEADER_FIELDS: Final = 2_000
-"""Four times as many as gRPC's own servers admit in 16 KiB. Envoy resets a call with more, or with more than 60 KiB,
-which its client reports as INTERNAL; its default is 100."""
+_HEADERS_KIB: Final = 512
+_HEADER_FIELDS: Final = 16_384
+"""Envoy resets a call with larger headers or more fields, which its client reports as INTERNAL; its defaults are 60 and
+100. So they are well above `MAX_HEADER_BYTES`, and the application refuses what lies between, with the reason."""
+_HEADER_LIST_SIZE: Final = 6
+"""The HTTP/2 setting that tells clients the limit (RFC 9113, 6.5.2)."""
 _FIRST_BYTES: Final[dict[str, Any]] = {
     "name": "envoy.filters.listener.http_inspector",
     "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.listener.http_inspector.v3.HttpInspector"},
@@ -265,10 +269,13 @@ _FINAL_GOAWAY_SECONDS: Final = 0.2
 
 _CONNECTIONS: Final[dict[str, Any]] = {
     "codec_type": "HTTP2",
+    "max_request_headers_kb": _HEADERS_KIB,
+    "request_headers_timeout": _seconds(HANDSHAKE_SECONDS),
     "stream_idle_timeout": "0s",  # a watch may be idle for days
     "drain_timeout": _seconds(_FINAL_GOAWAY_SECONDS),
     "http2_protocol_options": {
         "max_concurrent_streams": MAX_STREAMS,
+        "custom_settings_parameters": [{"identifier": _HEADER_LIST_SIZE, "value": MAX_HEADER_BYTES}],
         "connection_keepalive": {
             "interval": _seconds(KEEPALIVE_SECONDS),
             "timeout": _seconds(KEEPALIVE_TIMEOUT_SECONDS),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import grpc
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.calls.call_limits import MAX_HEADER_BYTES, check_headers
 from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.methods import CoalescingOptions, RpcType
 from understudy.service.calls.served_call import REQUEST_ID_HEADER, Call, ServedMethod, ServedMethods, built
@@ -144,6 +145,8 @@ def _connection_options(connections: ConnectionLimits) -> list[tuple[str, int]]:
         *((name, round(seconds * 1000)) for name, seconds in milliseconds.items() if seconds),
         ("grpc.max_allowed_incoming_connections", math.ceil(connections.count / SERVERS)),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_metadata_size", MAX_HEADER_BYTES),  # gRPC's core draws lots about calls between this and the next
+        ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
         # Else gRPC's core also refuses calls while Python has not yet let go of ended ones, though few are under way.
         ("grpc.http.overload_protection", 0),
     ]
@@ -232,7 +235,8 @@ class GrpcCall(Call):
         return sum(key == name for key, _ in self._metadata)
 
     def open(self) -> None:
-        """See `Call`."""
+        """See `Call`; raise CallEndedError if the headers are too large."""
+        check_headers(self._metadata)
         remaining = cast("float | None", self.context.time_remaining())
         self.deadline = None if remaining is None else time.monotonic() + remaining
         if self.has_callers_id:
