@@ -158,3 +158,64 @@ def test_removing_a_pin_with_nothing_serving_says_so(lifecycle: TextLifecycle, c
     with pytest.raises(NotReadyError):
         controller.unpin()
     assert lifecycle.promoted == []
+
+
+def test_the_same_pin_twice_while_it_loads_is_kept(
+    lifecycle: TextLifecycle, controller: ServingController, tmp_path: Path
+) -> None:
+    lifecycle.publish(1)
+    settle(lifecycle, controller)
+    lifecycle.publish(2)
+    lifecycle.may_load.clear()
+    lifecycle.is_loading.clear()
+    first = controller.pin(2)
+    assert lifecycle.is_loading.wait(WAIT_SECONDS)
+    second = controller.pin(2)
+    lifecycle.may_load.set()
+
+    assert second.result(WAIT_SECONDS).pinned_step == 2
+    with pytest.raises(CancelledError, match="superseded by another"):
+        first.result(WAIT_SECONDS)
+    assert controller.pinned_step == 2
+    assert direct(lifecycle, tmp_path).pinned_step == 2
+
+
+def test_a_pin_that_fails_leaves_the_last_one_that_took_effect(
+    lifecycle: TextLifecycle, controller: ServingController, tmp_path: Path
+) -> None:
+    lifecycle.publish(1)
+    settle(lifecycle, controller)
+    controller.pin(1).result(WAIT_SECONDS)
+    lifecycle.publish(2)
+    lifecycle.publish(3, text="nonsense")
+    lifecycle.may_load.clear()
+    lifecycle.is_loading.clear()
+    superseded = controller.pin(2)
+    assert lifecycle.is_loading.wait(WAIT_SECONDS)
+    failing = controller.pin(3)
+    lifecycle.may_load.set()
+
+    with pytest.raises(LoadError):
+        failing.result(WAIT_SECONDS)
+    assert superseded.cancelled() or isinstance(superseded.exception(WAIT_SECONDS), CancelledError)
+    assert controller.pinned_step == 1
+    assert direct(lifecycle, tmp_path).pinned_step == 1
+
+
+def test_a_pin_in_the_moment_of_a_promotion_by_the_policy_is_not_undone_by_it(
+    lifecycle: TextLifecycle, controller: ServingController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifecycle.publish(1)
+    settle(lifecycle, controller)
+    lifecycle.publish(2)
+    choose = controller.target
+
+    def pinned_meanwhile() -> int | None:
+        chosen = choose()
+        controller.pin(1).result(WAIT_SECONDS)
+        return chosen
+
+    monkeypatch.setattr(controller, "target", pinned_meanwhile)
+    settle(lifecycle, controller)
+    assert serving(lifecycle) == 1
+    assert lifecycle.promoted == [1]

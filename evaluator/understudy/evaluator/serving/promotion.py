@@ -270,3 +270,69 @@ class PinFile:
             write_json(self._path, {"step": step})
         except OSError as error:
             raise StorageError(f"the pin {self._path} cannot be written: {error}; check the disk's space") from error
+
+
+class Pin:
+    """The pin that an operator decided last, and the one to return to if that cannot be carried out. Thread-safe.
+
+    Decisions are numbered, from 1 on.
+
+    Args:
+        file: Keeps the pin across restarts.
+        is_used: Whether there may be a pin; otherwise the file is not read.
+
+    Raises:
+        ConfigurationError: The file is damaged.
+    """
+
+    def __init__(self, file: PinFile, *, is_used: bool = True) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._step = self._kept = file.read() if is_used else None
+        self._decided = self._kept_by = 0
+
+    @property
+    def step(self) -> int | None:
+        """The pinned step, or None."""
+        with self._lock:
+            return self._step
+
+    @property
+    def decided(self) -> int:
+        """The number of the last decision; 0 before the first."""
+        with self._lock:
+            return self._decided
+
+    def decide(self, step: int) -> int:
+        """Pin a step; return the number of the decision."""
+        with self._lock:
+            self._step = step
+            self._decided += 1
+            return self._decided
+
+    def remove(self) -> int:
+        """Remove the pin, also from the file; return the number of the decision. Raise StorageError if that fails."""
+        with self._lock:
+            self._file.write(None)
+            self._step = self._kept = None
+            self._decided += 1
+            self._kept_by = self._decided
+            return self._decided
+
+    def keep(self, number: int, step: int | None) -> int | None:
+        """Write what was decided, once it is carried out, unless a later decision was; return the pin now.
+
+        Raises:
+            StorageError: The file cannot be written.
+        """
+        with self._lock:
+            if number > self._kept_by:
+                self._file.write(step)
+                self._kept, self._kept_by = step, number
+            return self._step
+
+    def undo(self, number: int) -> None:
+        """Return to the pin that was kept last, if there was no later decision."""
+        with self._lock:
+            if self._decided == number:
+                self._step = self._kept

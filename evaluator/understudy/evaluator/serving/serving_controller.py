@@ -19,7 +19,7 @@ from understudy.evaluator.serving.decision_file import (
 )
 from understudy.evaluator.serving.gate_trial import Serving
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
-from understudy.evaluator.serving.promotion import PinFile, Ranking, choose
+from understudy.evaluator.serving.promotion import Pin, PinFile, Ranking, choose
 from understudy.evaluator.serving.rollout import Rollout
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
@@ -71,11 +71,11 @@ class ServingController:
         self._ranking = ranking
         self._gatekeeper = gatekeeper
         self._manager = manager
-        self._pin_file = pin_file
         self._latest_step = latest_step
         self._on_settled = on_settled
         self._lock = threading.Lock()
-        self._pinned = pin_file.read() if followed is None else None
+        self._deciding = threading.RLock()  # held from a decision until its promotion is queued
+        self._pin = Pin(pin_file, is_used=followed is None)
         self._followed = followed
         self.rollout = rollout
         self._rechecked: tuple[CheckpointKey, int, str] | None = None
@@ -85,8 +85,7 @@ class ServingController:
     @property
     def pinned_step(self) -> int | None:
         """The step pinned at run time, or None."""
-        with self._lock:
-            return self._pinned
+        return self._pin.step
 
     def resolve(self, label: VersionLabel) -> int:
         """Return the step that a label currently stands for.
@@ -256,12 +255,17 @@ class ServingController:
             self._gatekeeper.catch_up(self._should_be_serving)
         if self.rollout is not None and all_known:
             self.rollout.advance(self)
+        decided = self._pin.decided
         if self.is_changing:
             return
         step = self.target()
         if step is None or self._is_serving(step) or not (all_known or self._is_certain(step)):
             return
-        self._promote(step, None).add_done_callback(self._settled)
+        with self._deciding:
+            if self._pin.decided != decided:
+                return  # an operator has decided meanwhile; once that is settled, this is called again
+            promoting = self._promote(step, None)
+        promoting.add_done_callback(self._settled)
 
     def pin(self, step: int, *, deadline: float | None = None) -> Future[ServingChange]:
         """Promote a step and keep it serving. If that fails, the previous pin stays.
@@ -271,14 +275,14 @@ class ServingController:
             DrainingError: The evaluator is being closed.
         """
         before = self._serving_step()
-        with self._lock:
-            former, self._pinned = self._pinned, step
-        try:
-            promoting = self._promote(step, deadline)
-        except BaseException:
-            self._restore_pin(step, former)
-            raise
-        return self._change(promoting, before, on_failure=lambda: self._restore_pin(step, former))
+        with self._deciding:
+            number = self._pin.decide(step)
+            try:
+                promoting = self._promote(step, deadline)
+            except BaseException:
+                self._pin.undo(number)
+                raise
+        return self._change(promoting, before, number, step)
 
     def unpin(self, *, deadline: float | None = None) -> Future[ServingChange]:
         """Follow the policy again. Without a pin, nothing changes.
@@ -287,16 +291,16 @@ class ServingController:
             NotReadyError: Nothing is serving; the pin is removed nevertheless.
             StorageError: The change cannot be written to disk.
         """
-        with self._lock:
-            self._pinned = None
-            self._pin_file.write(None)
-        before = self._serving_step()
-        step = self.target()
-        if step is None:
-            step = before
-        if step is None:
-            raise NotReadyError("the pin was removed; no checkpoint is serving yet")
-        return self._change(self._promote(step, deadline), before, on_failure=lambda: None)
+        with self._deciding:
+            number = self._pin.remove()
+            before = self._serving_step()
+            step = self.target()
+            if step is None:
+                step = before
+            if step is None:
+                raise NotReadyError("the pin was removed; no checkpoint is serving yet")
+            promoting = self._promote(step, deadline)
+        return self._change(promoting, before, number, None)
 
     def roll_back(self, *, deadline: float | None = None) -> Future[ServingChange]:
         """Pin the step that served before the newest; during a rollout, the one that is serving here, which ends it.
@@ -326,21 +330,22 @@ class ServingController:
         return promoting
 
     def _change(
-        self, promoting: Future[Handle], before: int | None, *, on_failure: Callable[[], None]
+        self, promoting: Future[Handle], before: int | None, number: int, pinned: int | None
     ) -> Future[ServingChange]:
-        """Return the outcome of a promotion in the caller's form."""
+        """Return the outcome of the promotion of a decision in the caller's form."""
         change: Future[ServingChange] = Future()
         change.add_done_callback(lambda done: done.cancelled() and promoting.cancel())
 
         def finish(promoted: Future[Handle]) -> None:
             try:
                 with promoted.result() as handle:
-                    outcome = self._commit(handle.step, before)
+                    now = self._pin.keep(number, pinned)
+                    outcome = ServingChange(serving_step=handle.step, previous_step=before, pinned_step=now)
             except FutureCancelledError:
-                on_failure()
+                self._pin.undo(number)
                 _fail(change, CancelledError(f"the decision was superseded by another; {before} was serving before it"))
             except Exception as error:  # noqa: BLE001 - the change carries it
-                on_failure()
+                self._pin.undo(number)
                 _fail(change, error)
             else:
                 if change.set_running_or_notify_cancel():
@@ -349,16 +354,6 @@ class ServingController:
 
         promoting.add_done_callback(finish)
         return change
-
-    def _commit(self, step: int, before: int | None) -> ServingChange:
-        with self._lock:
-            self._pin_file.write(self._pinned)
-            return ServingChange(serving_step=step, previous_step=before, pinned_step=self._pinned)
-
-    def _restore_pin(self, step: int, former: int | None) -> None:
-        with self._lock:
-            if self._pinned == step:
-                self._pinned = former
 
     def _settled(self, promoted: Future[Handle]) -> None:
         if not promoted.cancelled() and promoted.exception() is None:
