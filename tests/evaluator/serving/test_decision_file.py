@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,13 @@ from understudy.evaluator.serving.decision_file import (
     ServingDecision,
 )
 
+WAIT_SECONDS = 60.0
 FIRST = (10, "a" * 64)
 SECOND = (20, "b" * 64)
 
 
 def publish(written: DecisionFile, decision: tuple[int, str]) -> None:
-    written.publish(step=decision[0], digest=decision[1])
+    written.publish(lambda: decision)
 
 
 def key(decision: ServingDecision | None) -> tuple[int, str] | None:
@@ -115,3 +117,32 @@ def test_a_decision_of_an_earlier_version_gets_a_number_when_it_is_taken_again(t
     assert written.current is not None
     assert (written.current.key, written.current.sequence) == (FIRST, 1)
     assert written.current.evaluator_id
+
+
+def test_of_two_threads_that_tell_of_a_change_the_later_one_stands(tmp_path: Path) -> None:
+    """Each reads what is serving; the slower one must not tell of what was serving before."""
+    written = DecisionFile(tmp_path)
+    serving, reads, go_on = [FIRST], threading.Event(), threading.Event()
+
+    def read_slowly() -> tuple[int, str]:
+        found = serving[0]
+        reads.set()
+        assert go_on.wait(WAIT_SECONDS)
+        return found
+
+    slow = threading.Thread(target=written.publish, args=(read_slowly,))
+    slow.start()
+    assert reads.wait(WAIT_SECONDS)
+    serving[0] = SECOND
+    fast = threading.Thread(target=written.publish, args=(lambda: serving[0],))
+    fast.start()
+    go_on.set()
+    slow.join(WAIT_SECONDS)
+    fast.join(WAIT_SECONDS)
+    assert key(written.current) == SECOND
+
+
+def test_nothing_is_told_before_something_serves(tmp_path: Path) -> None:
+    written = DecisionFile(tmp_path)
+    written.publish(lambda: None)
+    assert written.current is None

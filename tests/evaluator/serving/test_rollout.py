@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import Outbox, Subscription
@@ -82,7 +84,7 @@ class Harness:
         )
         self.decisions = DecisionFile(self.folder)
         if self.decisions.current is None:
-            self.decisions.publish(step=OLD[0], digest=OLD[1])
+            self.decisions.publish(lambda: OLD)
         self.rollout = Rollout(
             self.plan,
             directory=self.folder,
@@ -134,7 +136,7 @@ class Harness:
         """Do as the controller does: serve what the rollout says."""
         key = self.rollout.serves(self.wishes.chosen or OLD, self.wishes.may_stay)
         self.wishes.serving = key
-        self.decisions.publish(step=key[0], digest=key[1])
+        self.decisions.publish(lambda: key)
         self.rollout.advance(self.wishes)
 
     @property
@@ -281,10 +283,62 @@ def test_a_pin_of_another_version_stops_it(harness: Harness, pinned: CheckpointK
 def test_a_pin_of_the_new_version_gives_it_to_all(harness: Harness) -> None:
     harness.start()
     harness.wishes.pinned = harness.wishes.serving = NEW
-    harness.decisions.publish(step=NEW[0], digest=NEW[1])
+    harness.decisions.publish(lambda: NEW)
     harness.rollout.advance(harness.wishes)
     assert harness.decided() == [20, 20, 20]
     assert harness.ledger.page()[-1].reason == "promoted to all: an operator pinned it"
+
+
+def test_it_is_promoted_once_the_servers_are_told_of_it_and_none_is_sent_back_before(harness: Harness) -> None:
+    harness.start()
+    harness.wishes.pinned = harness.wishes.serving = NEW  # the servers are told in a moment
+    harness.rollout.advance(harness.wishes)
+    assert harness.rollout.running is not None
+    assert sorted(harness.decided()) == [10, 10, 20]
+    harness.decisions.publish(lambda: NEW)
+    harness.rollout.advance(harness.wishes)
+    assert harness.decided() == [20, 20, 20]
+    assert harness.steps == [(20, "started"), (20, "promoted")]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_who_reads_of_its_end_in_the_ledger_finds_it_ended(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, *, is_refused: bool
+) -> None:
+    found: list[tuple[object, bool]] = []
+    record = harness.recorder.record_rollout
+
+    def read_at_once(*args: Any, **more: Any) -> None:
+        record(*args, **more)
+        found.append((harness.rollout.running, harness.rollout.rejects(NEW)))
+
+    harness.start()
+    monkeypatch.setattr(harness.recorder, "record_rollout", read_at_once)
+    if is_refused:
+        harness.wishes.refused = "the gate refuses its newest score"
+        harness.rollout.advance(harness.wishes)
+    else:
+        harness.look(101)
+        harness.wishes.serving = NEW
+        harness.decisions.publish(lambda: NEW)
+        harness.rollout.advance(harness.wishes)
+    assert found == [(None, is_refused)]
+
+
+def test_an_end_that_cannot_be_recorded_is_none(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise LedgerError("no space left")
+
+    harness.start()
+    harness.wishes.refused = "the gate refuses its newest score"
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.recorder, "record_rollout", fail)
+        with pytest.raises(LedgerError):
+            harness.rollout.advance(harness.wishes)
+    assert harness.rollout.running is not None
+    assert not harness.rollout.rejects(NEW)
+    harness.rollout.advance(harness.wishes)
+    assert harness.steps == [(20, "started"), (20, "rolled_back")]
 
 
 def test_a_newer_version_waits_for_the_end_and_begins_then(harness: Harness) -> None:

@@ -340,8 +340,7 @@ class Promotions:
         """Tell these from now on; before the manager starts."""
 
         def tell(step: int) -> None:
-            if (servable := serving.manager.serving) is not None:
-                known.decisions.publish(step=servable.step, digest=servable.digest)
+            known.decisions.publish(controller.serving_key)
             controller.tell_evaluator()
             if (info := known.store.find(step)) is not None:
                 known.version_monitor.served(info)

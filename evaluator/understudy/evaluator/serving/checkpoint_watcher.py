@@ -375,9 +375,7 @@ class CheckpointWatcher:
         return True
 
     def _publish_serving(self) -> None:
-        serving = self._manager.serving
-        if serving is not None:
-            self._decision_file.publish(step=serving.step, digest=serving.digest)
+        self._decision_file.publish(self._controller.serving_key)
         self._controller.tell_evaluator()
 
     def _publish_best(self) -> None:

@@ -156,12 +156,19 @@ class DecisionFile:
         with self._lock:
             self._listeners.append(listener)
 
-    def publish(self, *, step: int, digest: str) -> None:
-        """Write a decision, unless it is the last one that was written. Call it again if the disk was full.
+    def publish(self, serving: Callable[[], CheckpointKey | None]) -> None:
+        """Write what is serving, unless it is the last decision that was written. Call it again if the disk was full.
 
         A canary or shadow of this checkpoint ends with it; another one stays.
+
+        Args:
+            serving: Returns the serving checkpoint, or None. It is called under the lock of this file, so that of
+                several threads the last one writes what is serving then.
         """
         with self._lock:
+            if (key := serving()) is None:
+                return
+            step, digest = key
             current = self._current
             canary, shadow = (None, None) if current is None else (current.canary, current.shadow)
             if canary is not None and canary.key == (step, digest):

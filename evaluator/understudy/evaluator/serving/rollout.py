@@ -178,6 +178,8 @@ class Rollout:
     def _go_on(self, running: RunningRollout, candidates: Candidates) -> None:
         pinned, before = candidates.pinned_key(), self.before
         if candidates.serving_key() == running.key:
+            if before != running.key:
+                return  # the servers are told in a moment; until then an end would send its part back
             why = "an operator pinned it" if pinned == running.key else f"nothing spoke against it in {self._spent()}"
             self._end(running, EvaluationOutcome.ROLLOUT_PROMOTED, f"promoted to all: {why}")
         elif pinned is not None:
@@ -270,10 +272,15 @@ class Rollout:
         self._released, self._waiting = key, None
 
     def _end(self, running: RunningRollout, outcome: EvaluationOutcome, reason: str) -> None:
-        self._record(running, outcome, reason)
+        former, self._running = self._rejected, None  # before the ledger has it: who reads of its end may decide again
         if outcome in _REJECTED:
             self._rejected |= {running.key}
-        self._running = self._released = None
+        try:
+            self._record(running, outcome, reason)
+        except BaseException:
+            self._rejected, self._running = former, running
+            raise
+        self._released = None
         self._decisions.set_trial(None)
         self._file.remove()
 
