@@ -4,17 +4,21 @@ Processes ``understudy serve --follow HOST:PORT`` follow an evaluator, without a
 thread for each of them, and one through a stock Envoy before them all, predict all the time, and check that every
 answer is the one of the version that it names. After each promotion the time is taken until each server has answered
 with the new version.
+
+Before that, the memory of the servers is compared with that of one that follows nobody, and the evaluator's processor
+time is taken while it has nothing to do.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+import psutil
 
 from soak.programs import START_SECONDS, Program
 from soak.trial import Trial
@@ -30,6 +34,12 @@ STEPS = (10, 20, 30)
 GOAL_SECONDS = 1.0
 MOST_FAILURES = 20
 
+GOAL_MEMORY = 1.05
+"""The most memory of a server that follows, as a share of one that does not."""
+
+_IDLE_SECONDS = 20.0
+_SAMPLE_IDLE_SECONDS = 1.0
+_WARMING_CALLS = 100
 _PAUSE_SECONDS = 0.002
 _BEHIND_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
@@ -86,22 +96,31 @@ class _Caller:
 def run(trial: Trial) -> None:
     """Promote as often as requested."""
     promotions = trial.count(PROMOTIONS)
-    servers = SERVERS if promotions >= PROMOTIONS else SAMPLE_SERVERS
+    is_sample = promotions < PROMOTIONS
+    servers = SAMPLE_SERVERS if is_sample else SERVERS
     chief = Chief(trial.work / "run")
     for step in sorted({*STEPS} - {*RunDir(trial.work / "run").committed_steps()}):
         chief.publish(step)
     earlier = trial.load_state() or {"answers": 0, "answers_through_envoy": 0, "failures": [], "seconds": []}
     with ExitStack() as stack:
-        evaluator = Program(trial.work, "--run-dir", str(trial.work / "run"), f"--version-policy={STEPS[0]}")
+        deciding = ("--run-dir", str(trial.work / "run"), f"--version-policy={STEPS[0]}")
+        evaluator = Program(trial.work, *deciding, is_fork=is_sample)
         stack.callback(evaluator.kill)
         evaluator.wait_for("READY")
         programs = []
         for number in range(servers):
-            options = ("--follow", evaluator.grpc, "--follow-name", f"server-{number}")
-            programs.append(Program(trial.work, *options, "--state-dir", str(trial.work / f"state-{number}")))
+            named = ("--follow", evaluator.grpc, "--follow-name", f"server-{number}")
+            state = f"--state-dir={trial.work / f'state-{number}'}"
+            programs.append(Program(trial.work, *named, state, is_fork=is_sample))
             stack.callback(programs[-1].kill)
         for program in programs:
             program.wait_for("READY")
+        alone = Program(trial.work, *deciding, f"--state-dir={trial.work / 'alone'}", is_fork=is_sample)
+        try:
+            alone.wait_for("READY")
+            costs = _costs(evaluator, programs, alone, _SAMPLE_IDLE_SECONDS if is_sample else _IDLE_SECONDS)
+        finally:
+            alone.kill()
         client = stack.enter_context(Client(evaluator.grpc, timeout_seconds=START_SECONDS))
         callers = [_Caller(stack.enter_context(Client(program.grpc))) for program in programs]
         behind_envoy = _Caller(stack.enter_context(proxied([program.grpc for program in programs])))
@@ -114,13 +133,42 @@ def run(trial: Trial) -> None:
             counts = _counts(earlier, callers, behind_envoy)
             trial.save_state({**counts, "seconds": seconds})
             held = not counts["failures"]
-            trial.report(held=held, promotions=number + 1, servers=servers, finished=False, **counts, **_times(seconds))
+            done = {"promotions": number + 1, "servers": servers, "finished": False, **costs}
+            trial.report(held=held, **done, **counts, **_times(seconds))
         is_carried_out = _is_reported(client, servers)
     counts = _counts(earlier, callers, behind_envoy)
-    held = is_carried_out and not counts["failures"]
-    trial.report(held=held, promotions=promotions, servers=servers, finished=True, **counts, **_times(seconds))
+    is_small = is_sample or costs["follower_memory"] <= GOAL_MEMORY
+    held = is_carried_out and not counts["failures"] and is_small
+    done = {"promotions": promotions, "servers": servers, "finished": True, **costs}
+    trial.report(held=held, **done, **counts, **_times(seconds))
     if held:
         trial.finish()
+
+
+def _costs(evaluator: Program, followers: Sequence[Program], alone: Program, seconds: float) -> dict[str, float]:
+    """Return what servers that follow cost while no version changes.
+
+    Memory is that of a process alone (USS), after some calls; processor time is a share of one core.
+    """
+    for program in (*followers, alone):
+        with Client(program.grpc, timeout_seconds=START_SECONDS) as client:
+            for _ in range(_WARMING_CALLS):
+                client.predict({"x": ones(3)})
+    idle = {"evaluator_idle_cpu": evaluator, "alone_idle_cpu": alone}
+    before = {name: _cpu_seconds(program) for name, program in idle.items()}
+    time.sleep(seconds)
+    shares = {name: (_cpu_seconds(program) - before[name]) / seconds for name, program in idle.items()}
+    largest, own = max(map(_memory_mib, followers)), _memory_mib(alone)
+    return {"follower_mib": largest, "alone_mib": own, "follower_memory": largest / own, **shares}
+
+
+def _memory_mib(program: Program) -> float:
+    return float(psutil.Process(program.process_id).memory_full_info().uss) / 2**20
+
+
+def _cpu_seconds(program: Program) -> float:
+    times = psutil.Process(program.process_id).cpu_times()
+    return float(times.user + times.system)
 
 
 def _promote(client: Client, callers: list[_Caller], step: int, *, rolls_back: bool) -> list[float]:

@@ -18,8 +18,11 @@ START_SECONDS = 120.0
 _GRPC = re.compile(r"grpc=(\S+)")
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """Start a server on free ports; its log is ``serve.log`` in a folder."""
+def start(folder: Path, *options: str, is_fork: bool = True) -> subprocess.Popen[str]:
+    """Start a server on free ports; its log is ``serve.log`` in a folder.
+
+    A fork of a process that has imported TensorFlow starts sooner; its memory is not that of a server of its own.
+    """
     settings = ["--grpc-port=0", "--http-port=0", "--logical-cpus=2", "--poll-interval-seconds=0.05"]
     with (folder / "serve.log").open("a") as log:
         return subprocess.Popen(
@@ -27,7 +30,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, **preloaded(), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            env={**os.environ, **(preloaded() if is_fork else {}), "TF_CPP_MIN_LOG_LEVEL": "2"},
         )
 
 
@@ -38,8 +41,8 @@ class Program:
         grpc: Its gRPC address.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self._process = start(folder, *options)
+    def __init__(self, folder: Path, *options: str, is_fork: bool = True) -> None:
+        self._process = start(folder, *options, is_fork=is_fork)
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, name="lines-of-server")
         self._reader.start()
@@ -50,6 +53,11 @@ class Program:
             self.kill()
             raise
         self.grpc = found[1]
+
+    @property
+    def process_id(self) -> int:
+        """The id of its process."""
+        return self._process.pid
 
     def wait_for(self, word: str) -> str:
         """Wait until it prints a line that begins with a word, and return the line."""
