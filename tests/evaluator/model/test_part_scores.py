@@ -325,6 +325,6 @@ def test_top_k_is_computed_for_all_examples_at_once(make_slot: MakeSlot) -> None
         Batch(inputs={"x": batches[0][0]}, targets={"targets": batches[0][1]})
     )
     assert program.increments is not None
-    operations = {node.op for node in program.increments._add.graph.as_graph_def().node}
+    operations = {node.op for node in program.increments._add.function.graph.as_graph_def().node}
     assert not operations & {"While", "StatelessWhile"}
     assert tf.executing_eagerly()

@@ -20,6 +20,7 @@ from understudy.evaluator.evaluation.part_scores import (
     Program,
     Scored,
     WaitingBatch,
+    rows_by_batch,
 )
 from understudy.evaluator.evaluation.slices import (
     MAX_SLICES,
@@ -314,8 +315,7 @@ class Breakdown:
         most = min(_WAITING_EXAMPLES, _WAITING_DRAWS // (1 + self._resamples), _WAITING_INCREMENTS // max(1, state))
         is_full = self._waiting_examples >= most or self._waiting_bytes >= _WAITING_BYTES
         is_alone = program.runs_model  # which may compute other outputs for joined batches
-        shows = self._sums is None and (program.increments is None or batch.examples > 1)  # which metrics are sums
-        if is_full or is_alone or shows or self._updates is not None:
+        if is_full or is_alone or program.increments is None or self._updates is not None:
             self._flush()
 
     def _flush(self) -> None:
@@ -357,12 +357,13 @@ class Breakdown:
                 f"{names}: no slices and no intervals, because the state of later batches is no sum over examples"
             )
             return
-        start = 0
-        for batch in batches:
-            end = start + batch.examples
-            own = ((part, rows[(rows >= start) & (rows < end)] - start) for part, rows in parts)
-            self._updates.add(batch, [(part, rows) for part, rows in own if len(rows)], draws[:, start:end])
-            start = end
+        starts = np.cumsum([0, *(batch.examples for batch in batches)])[:-1]
+        own: list[list[tuple[Part, Array]]] = [[] for _ in batches]
+        for part, rows in parts:
+            for index, of_batch in rows_by_batch(rows, starts):
+                own[index].append((part, of_batch - starts[index]))
+        for batch, parts_of_batch, start in zip(batches, own, starts, strict=True):
+            self._updates.add(batch, parts_of_batch, draws[:, start : start + batch.examples])
 
     def _predictions(self, outputs: Arrays) -> dict[str, Array]:
         """Return the predicted classes of the examples, for the outputs that predict one."""

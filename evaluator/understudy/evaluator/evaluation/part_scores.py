@@ -6,7 +6,7 @@ is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -159,10 +159,9 @@ class PartSums:
         if not self._found.forms:
             return
         for part, rows in ((WHOLE, np.arange(len(added))), *parts):
-            for of_batch in np.split(rows, np.searchsorted(rows, starts[1:-1])):
-                if len(of_batch):
-                    own = added[of_batch], divisors[of_batch], _taken(draws, of_batch)
-                    self._of(part).add_means(self._found.forms, *own)
+            for _, of_batch in rows_by_batch(rows, starts):
+                own = added[of_batch], divisors[of_batch], _taken(draws, of_batch)
+                self._of(part).add_means(self._found.forms, *own)
 
     def stored(self) -> dict[str, Any]:
         """Return the states, for `restore`: plain values and arrays."""
@@ -363,6 +362,18 @@ class PartUpdates:
             return increments.results(increments.flat([state.metrics for state in states]))
         found = [self._program.result(state) for state in states]
         return {name: np.array([each[name] for each in found]) for name in found[0]}
+
+
+def rows_by_batch(rows: Array, starts: Array) -> Iterator[tuple[int, Array]]:
+    """Yield the batches that have any of these rows, ascending, each with its own.
+
+    Args:
+        rows: Indices of examples of several batches together, ascending; at least one.
+        starts: The index of the first example of each batch.
+    """
+    batches = np.searchsorted(starts, rows, side="right") - 1
+    firsts = np.flatnonzero(np.diff(batches, prepend=-1))
+    yield from zip(batches[firsts].tolist(), np.split(rows, firsts[1:]), strict=True)
 
 
 def _taken(draws: Array, rows: Array) -> Array:

@@ -205,7 +205,7 @@ class StateForms:
             if not held[variable] or variable in self._shown:
                 continue
             adding = np.flatnonzero(added[:, part].any(axis=1))
-            if len(np.unique(np.searchsorted(starts, adding, side="right"))) < len(adding):
+            if (np.diff(np.searchsorted(starts, adding, side="right")) == 0).any():
                 self._shown.add(variable)
             elif len(adding):
                 alone.add(int(adding[0]))

@@ -234,6 +234,42 @@ def _as_tensor(argument: Any) -> Any:
     return argument if isinstance(argument, tf.Tensor) else tf.raw_ops.Identity(input=argument)
 
 
+class StructuredCall:
+    """A Python function, traced once for arguments of any structure, and called as `DirectCall` does. Thread-safe.
+
+    Args:
+        python_function: The function to trace; takes and returns structures of tensors.
+        specs: The specification of each argument: structures of `tf.TensorSpec`s, and None for None.
+        devices: The devices of its variables.
+    """
+
+    def __init__(self, python_function: Callable[..., Any], specs: Sequence[Any], devices: Sequence[str]) -> None:
+        leaves = tf.nest.flatten(specs)
+        self._places = [place for place, leaf in enumerate(leaves) if leaf is not None]
+        self._result: Any = None
+
+        def of_leaves(*given: Any) -> list[Any]:
+            filled = list(leaves)
+            for place, leaf in zip(self._places, given, strict=True):
+                filled[place] = leaf
+            result = python_function(*tf.nest.pack_sequence_as(specs, filled))
+            self._result = tf.nest.map_structure(lambda _: None, result)
+            return tf.nest.flatten(result)  # type: ignore[no-any-return]
+
+        traced = tf.function(of_leaves, autograph=False)
+        self._call = DirectCall(traced.get_concrete_function(*(leaves[place] for place in self._places)), devices)
+
+    @property
+    def function(self) -> Any:
+        """The concrete function."""
+        return self._call.function
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return the function's result for arguments that match the specifications."""
+        leaves = tf.nest.flatten(arguments)
+        return tf.nest.pack_sequence_as(self._result, self._call(*(leaves[place] for place in self._places)))
+
+
 class ForwardPass:
     """A model's forward pass over all replicas, traced once. Thread-safe.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ import tensorflow as tf
 from understudy.compat import convert_for_examples, mask_of, put_mask
 from understudy.evaluator.evaluator_errors import first_line
 from understudy.evaluator.model.batch_means import ROUNDING, STATE_ROUNDING
+from understudy.evaluator.model.forward import StructuredCall
 from understudy.evaluator.types import Array
 
 MAX_STATE = 2**16
@@ -65,7 +66,7 @@ class StateIncrements:
         program: The program that scores whole batches.
         initial: The values of its variables before the first batch.
         arguments: The specification of the batches, as for the program.
-        device: The device to compute on.
+        devices: The devices of the replicas; it computes on the first.
 
     Attributes:
         initial: The state before the first batch, float64 ``[state]``.
@@ -78,13 +79,15 @@ class StateIncrements:
             state is too large.
     """
 
-    def __init__(self, program: Scoring, initial: Sequence[Any], arguments: Sequence[Any], device: str) -> None:
+    def __init__(
+        self, program: Scoring, initial: Sequence[Any], arguments: Sequence[Any], devices: Sequence[str]
+    ) -> None:
         convert_for_examples()
         self._program = program
         self._initial = initial
         self._specs = [tf.TensorSpec(value.shape, value.dtype) for value in initial]
         self._sizes = [int(np.prod(spec.shape)) for spec in self._specs]
-        self._device = device
+        self._device = devices[0]
         self._arguments = arguments
         self.initial = self.flat([initial])[0]
         self.means = dict(self._find_means())
@@ -92,11 +95,12 @@ class StateIncrements:
             raise NoIncrementsError(f"their state has {len(self.initial)} numbers, more than {MAX_STATE}")
         try:
             flat = [leaf for leaf in tf.nest.flatten(arguments) if leaf is not None]
-            self._add = _function(self._increments).get_concrete_function([_any_length(leaf) for leaf in flat])
-            self._used = frozenset(_used_arguments(self._add, len(flat)))
+            self._add = StructuredCall(self._increments, [[_any_length(leaf) for leaf in flat]], devices)
+            self._used = frozenset(_used_arguments(self._add.function, len(flat)))
             vectors = tf.TensorSpec([None, len(self.initial)], tf.float64)
-            self._finish = _function(self._results).get_concrete_function(vectors)
-            self.needs = _needs(_function(program.results).get_concrete_function(self._specs), len(self._specs))
+            self._finish = StructuredCall(self._results, [vectors], devices)
+            results = tf.function(program.results, autograph=False).get_concrete_function(self._specs)
+            self.needs = _needs(results, len(self._specs))
         except Exception as error:  # a metric of the user may raise anything while it is traced
             raise NoIncrementsError(
                 f"a metric cannot be computed for each example ({type(error).__name__}: {first_line(error)})"
@@ -145,7 +149,7 @@ class StateIncrements:
             states: The states, ``[states, state]``.
         """
         step = max(1, _MAX_ELEMENTS // max(1, len(self.initial)))
-        parts = [self._finish(tf.constant(states[start : start + step])) for start in range(0, len(states), step)]
+        parts = [self._finish(states[start : start + step]) for start in range(0, len(states), step)]
         found: dict[str, Array] = {}
         for name in parts[0]:
             values = np.concatenate([np.asarray(part[name], np.float64) for part in parts])
@@ -258,10 +262,6 @@ def _row(leaf: Any) -> Any:
 
 def _joined(parts: Sequence[Any]) -> Any:
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else tf.concat(parts, axis=0)
-
-
-def _function(function: Callable[..., Any]) -> Any:
-    return tf.function(function, autograph=False)
 
 
 def _divisors(predictions: Any, weights: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.compat import compiled_metrics, put_mask
-from understudy.evaluator.model.forward import DirectCall
+from understudy.evaluator.model.forward import StructuredCall
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.model.increments import NoIncrementsError, StateIncrements
 from understudy.evaluator.model.metric_digests import metric_digests
@@ -152,6 +152,7 @@ class ScoringProgram:
         self.without_increments = ""
         self._model = model
         self._interface = interface
+        self._devices = devices
         self._device = devices[0]
         self._options = options
         self.runs_model = options.calls_model or options.custom_step
@@ -183,7 +184,7 @@ class ScoringProgram:
             self.without_increments = "a metric keeps its state in variables of its own"
         else:
             try:
-                self.increments = StateIncrements(self, self.initial.metrics, data.as_arguments(), self._device)
+                self.increments = StateIncrements(self, self.initial.metrics, data.as_arguments(), self._devices)
             except NoIncrementsError as error:
                 self.without_increments = str(error)
 
@@ -368,42 +369,6 @@ def _as_floats(values: Mapping[str, Any]) -> dict[str, float]:
         else:
             floats.update({f"{name}/{index}": float(element) for index, element in enumerate(array.ravel())})
     return floats
-
-
-class StructuredCall:
-    """A Python function, traced once for arguments of any structure, and called as `DirectCall` does. Thread-safe.
-
-    Args:
-        python_function: The function to trace; takes and returns structures of tensors.
-        specs: The specification of each argument: structures of `tf.TensorSpec`s, and None for None.
-        devices: The devices of its variables.
-    """
-
-    def __init__(self, python_function: Callable[..., Any], specs: Sequence[Any], devices: Sequence[str]) -> None:
-        leaves = tf.nest.flatten(specs)
-        self._places = [place for place, leaf in enumerate(leaves) if leaf is not None]
-        self._result: Any = None
-
-        def of_leaves(*given: Any) -> list[Any]:
-            filled = list(leaves)
-            for place, leaf in zip(self._places, given, strict=True):
-                filled[place] = leaf
-            result = python_function(*tf.nest.pack_sequence_as(specs, filled))
-            self._result = tf.nest.map_structure(lambda _: None, result)
-            return tf.nest.flatten(result)  # type: ignore[no-any-return]
-
-        traced = tf.function(of_leaves, autograph=False)
-        self._call = DirectCall(traced.get_concrete_function(*(leaves[place] for place in self._places)), devices)
-
-    @property
-    def function(self) -> Any:
-        """The concrete function."""
-        return self._call.function
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Return the function's result for arguments that match the specifications."""
-        leaves = tf.nest.flatten(arguments)
-        return tf.nest.pack_sequence_as(self._result, self._call(*(leaves[place] for place in self._places)))
 
 
 class OutsideState:
