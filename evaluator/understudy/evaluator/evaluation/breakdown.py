@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy.evaluator.evaluation.bootstrap import draw, interval
+from understudy.evaluator.evaluation.class_decisions import predicted_classes
 from understudy.evaluator.evaluation.part_scores import (
     WHOLE,
     Part,
@@ -20,7 +21,6 @@ from understudy.evaluator.evaluation.part_scores import (
     Program,
     Scored,
     WaitingBatch,
-    rows_by_batch,
 )
 from understudy.evaluator.evaluation.slices import (
     MAX_SLICES,
@@ -32,7 +32,6 @@ from understudy.evaluator.evaluation.slices import (
     Values,
     joined,
     number_values,
-    predicted_classes,
     resolved,
 )
 from understudy.evaluator.evaluator_errors import InvalidInputError
@@ -179,7 +178,7 @@ class Breakdown:
         self._examples = 0
         self._counts: dict[str, Counter[str]] = {setting.text: Counter() for setting in options.slices}
         self._waiting: list[WaitingBatch] = []
-        self._waiting_examples = self._waiting_bytes = 0
+        self._waiting_examples = self._most_waiting = 0
         self._sums: PartSums | None = None
         self._updates: PartUpdates | None = None
         self._notes: dict[str, None] = {}
@@ -307,23 +306,32 @@ class Breakdown:
         """Let a batch wait for others of its form, to be added together: that costs little more than one of them."""
         if self._waiting and batch.form != self._waiting[0].form:
             self._flush()
+        if not self._waiting:
+            self._most_waiting = self._most_examples(batch)
         self._waiting.append(batch)
         self._waiting_examples += batch.examples
-        self._waiting_bytes += batch.scored.data.bytes
-        program = batch.scored.program
-        state = 0 if program.increments is None else len(program.increments.initial)
-        most = min(_WAITING_EXAMPLES, _WAITING_DRAWS // (1 + self._resamples), _WAITING_INCREMENTS // max(1, state))
-        is_full = self._waiting_examples >= most or self._waiting_bytes >= _WAITING_BYTES
-        is_alone = program.runs_model  # which may compute other outputs for joined batches
-        if is_full or is_alone or program.increments is None or self._updates is not None:
+        if self._waiting_examples >= self._most_waiting:
             self._flush()
+
+    def _most_examples(self, first: WaitingBatch) -> int:
+        """Return how many examples may wait at most in batches of the form of this one; 0 if each is added alone."""
+        program = first.scored.program  # which may compute other outputs for joined batches if it runs the model
+        if program.increments is None or program.runs_model or self._updates is not None:
+            return 0
+        size: int = first.scored.data.bytes
+        return min(
+            _WAITING_EXAMPLES,
+            _WAITING_BYTES * first.examples // max(1, size),
+            _WAITING_DRAWS // (1 + self._resamples),
+            _WAITING_INCREMENTS // max(1, len(program.increments.initial)),
+        )
 
     def _flush(self) -> None:
         """Add the waiting batches to the parts."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        examples, self._waiting_examples, self._waiting_bytes = self._waiting_examples, 0, 0
+        examples, self._waiting_examples = self._waiting_examples, 0
         program = waiting[0].scored.program
         members = list(self._slicer.members(joined([each.values for each in waiting])))
         self._count(members, program.increments)
@@ -357,21 +365,11 @@ class Breakdown:
                 f"{names}: no slices and no intervals, because the state of later batches is no sum over examples"
             )
             return
-        starts = np.cumsum([0, *(batch.examples for batch in batches)])[:-1]
-        own: list[list[tuple[Part, Array]]] = [[] for _ in batches]
-        for part, rows in parts:
-            for index, of_batch in rows_by_batch(rows, starts):
-                own[index].append((part, of_batch - starts[index]))
-        for batch, parts_of_batch, start in zip(batches, own, starts, strict=True):
-            self._updates.add(batch, parts_of_batch, draws[:, start : start + batch.examples])
+        self._updates.add(batches, parts, draws)
 
     def _predictions(self, outputs: Arrays) -> dict[str, Array]:
         """Return the predicted classes of the examples, for the outputs that predict one."""
-        found = {}
-        for name, output in outputs.items():
-            task = self._tasks[name]
-            if task.kind not in {"regression", "multilabel"}:
-                found[name] = predicted_classes(output, threshold=0.0 if task.scores == "logits" else 0.5)
+        found = {name: predicted_classes(self._tasks[name], output) for name, output in outputs.items()}
         return {name: classes for name, classes in found.items() if classes is not None}
 
     def _note(self, text: str) -> None:

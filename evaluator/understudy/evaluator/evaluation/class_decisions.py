@@ -50,6 +50,23 @@ class Decisions:
         )
 
 
+def predicted_classes(task: OutputTask, outputs: Array) -> Array | None:
+    """Return the predicted class of each example, int64 ``[examples]``; None if there is not one.
+
+    Args:
+        task: The task of the output.
+        outputs: Its values for a batch, ``[examples, ...]``: scores of the classes, or of class 1 alone.
+    """
+    if task.kind in {"regression", "multilabel"}:
+        return None
+    if outputs.ndim > 1 and outputs.shape[-1] == 1:
+        outputs = outputs[..., 0]
+    if outputs.ndim == 1:
+        return (outputs > (0.0 if task.scores == "logits" else 0.5)).astype(np.int64)
+    found: Array = outputs.argmax(axis=1)
+    return found if outputs.ndim == 2 else None  # noqa: PLR2004 - [examples, classes]
+
+
 def decide(task: OutputTask, outputs: Array, targets: Array, weights: Array | None = None) -> Decisions:
     """Return the decisions of a classification.
 

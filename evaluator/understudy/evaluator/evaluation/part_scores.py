@@ -159,7 +159,7 @@ class PartSums:
         if not self._found.forms:
             return
         for part, rows in ((WHOLE, np.arange(len(added))), *parts):
-            for _, of_batch in rows_by_batch(rows, starts):
+            for _, of_batch in _by_batch(rows, starts):
                 own = added[of_batch], divisors[of_batch], _taken(draws, of_batch)
                 self._of(part).add_means(self._found.forms, *own)
 
@@ -284,8 +284,17 @@ class PartUpdates:
         elif resamples and program.runs_model:
             self._forget_resamples("the model itself would have to run for each of them")
 
-    def add(self, batch: WaitingBatch, parts: Sequence[tuple[Part, Array]], draws: Array) -> None:
-        """Update the parts with their examples of a batch; see `PartSums.add`."""
+    def add(self, batches: Sequence[WaitingBatch], parts: Sequence[tuple[Part, Array]], draws: Array) -> None:
+        """Update the parts with their examples of each batch; see `PartSums.add`."""
+        starts = np.cumsum([0, *(batch.examples for batch in batches)])[:-1]
+        own: list[list[tuple[Part, Array]]] = [[] for _ in batches]
+        for part, rows in parts:
+            for index, of_batch in _by_batch(rows, starts):
+                own[index].append((part, of_batch - starts[index]))
+        for batch, parts_of_batch, start in zip(batches, own, starts, strict=True):
+            self._add(batch, parts_of_batch, draws[:, start : start + batch.examples])
+
+    def _add(self, batch: WaitingBatch, parts: Sequence[tuple[Part, Array]], draws: Array) -> None:
         self._limit(len(self._states.keys() | {part for part, _ in parts} | {WHOLE}))
         if self._resamples:
             self._update(WHOLE, batch, np.arange(batch.examples), draws[: 1 + self._resamples])
@@ -364,7 +373,7 @@ class PartUpdates:
         return {name: np.array([each[name] for each in found]) for name in found[0]}
 
 
-def rows_by_batch(rows: Array, starts: Array) -> Iterator[tuple[int, Array]]:
+def _by_batch(rows: Array, starts: Array) -> Iterator[tuple[int, Array]]:
     """Yield the batches that have any of these rows, ascending, each with its own.
 
     Args:

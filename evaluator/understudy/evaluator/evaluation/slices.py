@@ -422,32 +422,13 @@ def available(targets: Collection[str], predictions: Collection[str], columns: C
 
 def _classes(name: str, targets: Array) -> Array:
     """Return the class of each example, or its value: of one value, or of one 1 among zeros."""
-    targets = _single(targets)
+    targets = targets[..., 0] if targets.ndim > 1 and targets.shape[-1] == 1 else targets
     if targets.ndim != 2 or targets.dtype.kind not in "biuf":  # noqa: PLR2004 - [examples, classes]
         return targets
     if not np.array_equal(targets.astype(bool).sum(axis=1), np.ones(len(targets))):
         raise SliceError(f"the targets of {name!r} give an example several classes or none; a slice needs one")
     found: Array = targets.argmax(axis=1)
     return found
-
-
-def predicted_classes(outputs: Array, *, threshold: float) -> Array | None:
-    """Return the predicted class of each example, ``[examples]``; None if there is not one.
-
-    Args:
-        outputs: One output of the model, ``[examples, ...]``: scores of the classes, or of class 1 alone.
-        threshold: Scores above it are class 1, if there is one score.
-    """
-    outputs = _single(outputs)
-    if outputs.ndim == 1:
-        return (outputs > threshold).astype(np.int64)
-    found: Array = outputs.argmax(axis=1)
-    return found if outputs.ndim == 2 else None  # noqa: PLR2004 - [examples, classes]
-
-
-def _single(values: Array) -> Array:
-    """Drop a last axis of length 1."""
-    return values[..., 0] if values.ndim > 1 and values.shape[-1] == 1 else values
 
 
 def _is(name: str, kind: str) -> bool:

@@ -186,7 +186,9 @@ class StateForms:
 
         for example in self._alone(added, starts, held):
             try_draw(int(np.searchsorted(starts, example, side="right")) - 1, np.full(2, example))
-        for batch, examples in enumerate(batches if not self._drawn or self._is_ambiguous() else ()):
+        for batch, examples in enumerate(batches):
+            if self._drawn and not self._is_ambiguous():
+                break
             for drawn in self._redraws(examples, divisors[examples]):
                 if not self._drawn or self._disagree(added[drawn], divisors[drawn]):
                     try_draw(batch, drawn)
