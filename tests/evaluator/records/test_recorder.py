@@ -242,6 +242,21 @@ def test_a_summary_that_cannot_be_written_does_not_undo_the_entry(
     assert "summary not written" in caplog.text
 
 
+def test_who_reads_of_a_score_in_the_ledger_finds_it_ranked_before_slow_files_are_written(
+    harness: RecorderHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranked: list[int] = []
+    publish = harness.results.publish
+
+    def look_and_publish(*args: Any, **more: Any) -> None:
+        ranked.append(len(harness.told))
+        publish(*args, **more)
+
+    monkeypatch.setattr(harness.results, "publish", look_and_publish)
+    harness.score(1, DATASETS[0], loss=0.5)
+    assert ranked == [1]
+
+
 def test_a_closed_recorder_leaves_the_ledger_to_its_owner(harness: RecorderHarness) -> None:
     harness.score(1, DATASETS[0], loss=0.5)
     harness.recorder.close()

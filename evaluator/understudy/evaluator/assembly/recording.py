@@ -40,8 +40,7 @@ class Records:
 def open_records(inputs: EvaluatorInputs, plan: ScoringPlan, wake: Callable[[], None], stack: ExitStack) -> Records:
     """Open the ledger and the files derived from it, and rank the scores that it holds."""
 
-    def ranked(record: EvaluationRecord) -> None:
-        ranking.observe([record])
+    def written(record: EvaluationRecord) -> None:
         if record.outcome is EvaluationOutcome.SCORED:
             wake()
 
@@ -64,7 +63,8 @@ def open_records(inputs: EvaluatorInputs, plan: ScoringPlan, wake: Callable[[], 
         tables=tables,
         datasets=plan.datasets,
         observer=inputs.observer,
-        listener=ranked,
+        listener=lambda record: ranking.observe([record]),
+        on_written=written,
     )
     stack.callback(recorder.close)
     recorder.start_recovering()

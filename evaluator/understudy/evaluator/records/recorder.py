@@ -45,7 +45,8 @@ class Recorder:
         summaries: Event files for TensorBoard.
         datasets: The datasets that each checkpoint is scored on.
         observer: Notified of each new entry.
-        listener: Called with each new entry; must be quick and must not raise.
+        listener: Called with each new entry as soon as the ledger has it; must be quick and must not raise.
+        on_written: Called with each new entry once all files are written; must be quick and must not raise.
         keep: How many entries `remove_old` keeps; None for all.
         tables: Files for the tables of evaluations; None if there never are any.
     """
@@ -59,6 +60,7 @@ class Recorder:
         datasets: Sequence[EvaluationDataset],
         observer: Observer,
         listener: Callable[[EvaluationRecord], None],
+        on_written: Callable[[EvaluationRecord], None] = lambda _: None,
         keep: int | None = None,
         tables: TableFiles | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class Recorder:
         self.datasets = tuple(datasets)
         self._observer = observer
         self._listener = listener
+        self._on_written = on_written
         self._keep = keep
         self._tables = tables
         self._removed_up_to = 0
@@ -348,6 +351,7 @@ class Recorder:
     def _tell(self, record: EvaluationRecord, *, new: bool) -> None:
         if not new:
             return
+        self._listener(record)
         _log.info(
             "evaluation recorded",
             extra={
@@ -361,7 +365,7 @@ class Recorder:
         self._publish(record.step)
         if record.outcome is EvaluationOutcome.SCORED:
             self._summarize(record)
-        self._listener(record)
+        self._on_written(record)
         self._observer.evaluation_recorded(record)
 
     def _summarize(self, record: EvaluationRecord) -> None:
