@@ -40,7 +40,7 @@ def one_core(number: int) -> Iterator[None]:
 class Timed(Faulty):
     """Evaluations on a cluster that are timed once all their workers are ready."""
 
-    def run(self, nodes: int, happening: Callable[[Timed], None] | None = None) -> list[float]:
+    def run(self, nodes: int, happening: Callable[[Timed], object] | None = None) -> list[float]:
         """Return when batches were scored with all workers ready, and nothing or something happening after a third."""
         times: list[float] = []
 
@@ -60,7 +60,7 @@ class Timed(Faulty):
         times = self.run(nodes)
         return (len(times) - 1) * BATCH_SIZE / (times[-1] - times[0])
 
-    def stall(self, happening: Callable[[Timed], None]) -> float:
+    def stall(self, happening: Callable[[Timed], object]) -> float:
         """Return the longest time without a scored batch after something has happened to one of two workers."""
         return float(np.diff(self.run(2, happening)[EXAMPLES // BATCH_SIZE // 3 - 1 :]).max())
 
@@ -92,7 +92,7 @@ def run(trial: Trial) -> None:
         os.sched_setaffinity(0, cores)
         _join(cluster)
         timed = Timed(cluster=cluster, work=work)
-        kinds: dict[str, Callable[[Timed], None]] = {
+        kinds: dict[str, Callable[[Timed], object]] = {
             "kill": lambda one: one._signal(signal.SIGKILL),
             "stop": lambda one: one._signal(signal.SIGSTOP),
             "remove": lambda one: one.lose_node(),
