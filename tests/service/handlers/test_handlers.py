@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,16 +22,18 @@ from understudy.evaluator.evaluator_errors import (
 )
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.service.calls.methods import CallContext
+from understudy.service.calls.parsing import varint_bytes
 from understudy.service.calls.status import Code
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits
 from understudy.service.handlers.evaluation_handler import MAX_COMPARISONS, MAX_EVALUATIONS, EvaluationHandler
+from understudy.service.handlers.predict_codec import PredictCodec
 from understudy.service.handlers.prediction_handler import PredictionHandler, Predictor
 from understudy.service.readiness import Notifier, Readiness
 from understudy.service.served_model import ServedModel
 from understudy.service.services import Codecs
 from understudy.v1 import evaluation_pb2, prediction_pb2
-from understudy.wire import encode
+from understudy.wire import encode, encode_all
 
 CALL = CallContext(deadline=None)
 LIMITS = StreamLimits(idle_seconds=1.0, total_seconds=60.0)
@@ -53,6 +56,26 @@ def model(evaluator: ScriptedEvaluator) -> ServedModel:
 async def handlers(evaluator: ScriptedEvaluator, codecs: Codecs) -> MessagesToPredict:
     handler = PredictionHandler(model(evaluator), Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
     return MessagesToPredict(handler, codecs)
+
+
+async def test_a_request_that_waits_keeps_neither_its_message_nor_the_bytes_around_its_tensors(
+    evaluator: ScriptedEvaluator,
+) -> None:
+    handler = PredictionHandler(model(evaluator), Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
+    message = prediction_pb2.PredictRequest(inputs=encode_all({"x": np.ones((1, 1 << 17), np.float32)}))
+    unknown = b"\xfa\xff\x01" + varint_bytes(8 << 20) + bytes(8 << 20)
+    data = message.SerializeToString() + unknown
+    request = PredictCodec().decode(data)
+    assert request.contents, "the tensor is a view of the data"
+    before = sys.getrefcount(request)
+    waiting = asyncio.create_task(handler.predict(request, CALL))
+    answer = await evaluator.predictions.get()
+    assert sys.getrefcount(request) == before
+    (kept,) = evaluator.asked["inputs"].values()
+    assert not np.shares_memory(kept, np.frombuffer(data, np.uint8))
+    assert np.array_equal(kept, np.ones((1, 1 << 17), np.float32))
+    answer.set_result(prediction(3))
+    assert (await waiting).step == 3
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testkit.in_process import WAIT_SECONDS
 from testkit.scripted_evaluator import ScriptedEvaluator, inference_handler, prediction
 from testkit.through_codecs import MessagesToInfer
 from understudy.evaluator.evaluator_errors import InvalidInputError
@@ -20,7 +22,7 @@ from understudy.oip import inference_pb2
 from understudy.service.calls.methods import CallContext
 from understudy.service.calls.status import UnknownModelError, UnsupportedError
 from understudy.service.handlers.infer_codec import InferMessage
-from understudy.service.handlers.inference import Inference
+from understudy.service.handlers.inference import MAX_ELEMENTS_AT_ONCE, Inference
 from understudy.service.readiness import Readiness
 from understudy.service.services import Codecs
 from understudy.service.templates.string_templates import TemplatedStrings
@@ -67,6 +69,32 @@ async def answered(
     future = await evaluator.predictions.get()
     future.set_result(Prediction(outputs=outputs, step=5))
     return await asking
+
+
+async def test_a_request_that_waits_keeps_no_message(
+    evaluator: ScriptedEvaluator, executor: ThreadPoolExecutor
+) -> None:
+    handler = inference_handler(evaluator, Readiness(), executor)
+    large = inference_pb2.ModelInferRequest(model_name="model")
+    elements = MAX_ELEMENTS_AT_ONCE + 1
+    large.inputs.add(name="x", datatype="FP32", shape=[1, elements]).contents.fp32_contents.extend([1.0] * elements)
+    for message in (raw_request(), typed_request(), large):
+        request = InferMessage(message, {})
+        before = sys.getrefcount(request)
+        waiting = asyncio.create_task(handler.model_infer(request, FOREVER))
+        answer = await evaluator.predictions.get()
+        await asyncio.to_thread(executor.submit(int).result)  # the thread has let go of its last work
+        assert sys.getrefcount(request) == before
+        answer.set_result(Prediction(outputs={"y": np.ones((1, 2), np.float32)}, step=5))
+        assert (await waiting).prediction.step == 5
+
+
+@pytest.mark.parametrize("more", [{"id": "i" * 65_537}, {"outputs": [{"name": "y" * 65_536}, {"name": "z"}]}])
+async def test_what_responses_repeat_is_bounded_as_it_waits_with_the_request(
+    handler: MessagesToInfer, more: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidInputError, match="65536"):
+        await asyncio.wait_for(handler.model_infer(raw_request(**more), FOREVER), WAIT_SECONDS)
 
 
 async def test_raw_contents_are_answered_with_raw_contents(

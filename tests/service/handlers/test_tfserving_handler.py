@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -14,9 +15,12 @@ import pytest
 from tensorflow.core.framework import types_pb2
 from tensorflow_serving.apis import predict_pb2
 
+from testkit.in_process import WAIT_SECONDS
 from testkit.scripted_evaluator import ScriptedEvaluator, prediction
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.types import Prediction
 from understudy.service.calls.methods import CallContext
+from understudy.service.handlers.inference import MAX_KEPT
 from understudy.service.handlers.prediction_handler import Predictor
 from understudy.service.handlers.tfserving_handler import TfServingHandler
 from understudy.service.served_model import ServedModel
@@ -63,6 +67,23 @@ async def peak_bytes_of_refusal(handlers: TfServingHandler, request: Any, error:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+async def test_a_request_that_waits_keeps_no_message(evaluator: ScriptedEvaluator, handlers: TfServingHandler) -> None:
+    request = filled(1, elements=1)
+    before = sys.getrefcount(request)
+    waiting = asyncio.create_task(handlers.predict(request, FOREVER))
+    answer = await evaluator.predictions.get()
+    assert sys.getrefcount(request) == before
+    answer.set_result(Prediction(outputs={"y": np.ones((1, 1), np.float32)}, step=3))
+    assert (await waiting).prediction.step == 3
+
+
+async def test_names_of_outputs_are_bounded_as_they_wait_with_the_request(handlers: TfServingHandler) -> None:
+    request = filled(1, elements=1)
+    request.output_filter.append("y" * (MAX_KEPT + 1))
+    with pytest.raises(InvalidInputError, match="65536"):
+        await asyncio.wait_for(handlers.predict(request, FOREVER), WAIT_SECONDS)
 
 
 async def test_inputs_that_do_not_fit_are_refused_before_they_are_filled(

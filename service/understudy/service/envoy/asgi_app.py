@@ -102,7 +102,9 @@ class Endpoint(ABC):
                     share.hold(unframer.unread_bytes)
                     if call.share is not None:
                         await call.share.wait_for_turn()
-                    yield decode(call, await self._plain(message))
+                    received = [await self._plain(message)]
+                    del message
+                    yield decode(call, received.pop())  # nothing here keeps it while the next one is not asked for
         unframer.check_end()
 
     async def _plain(self, message: Message) -> bytes:

@@ -315,9 +315,9 @@ class Endpoint(ABC):
         while (data := await read()) is not _EOF:
             if call.share is not None:
                 await call.share.wait_for_turn()
-            if data[:2] in _COMPRESSED:
-                data = await self._decompress(data)
-            yield decode(call, cast("bytes", data))
+            received = [await self._decompress(data) if data[:2] in _COMPRESSED else data]
+            del data
+            yield decode(call, received.pop())  # nothing here keeps it while the next one is not asked for
 
     async def _send_each(self, requests: Any, call: GrpcCall) -> None:
         write, encode, sent = call.context.write, self._encode, self._served.sent

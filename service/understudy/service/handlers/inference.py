@@ -24,6 +24,9 @@ Parameters = Mapping[str, Parameter]
 MAX_ELEMENTS_AT_ONCE = 8192
 """Up to this many elements are decoded on the event loop; more on another thread."""
 
+MAX_KEPT = 65_536
+"""The most characters of a request that wait with it, as its response repeats or needs them."""
+
 _MICROSECONDS = 1e6
 _LARGEST = 2**64 - 1
 
@@ -63,6 +66,15 @@ class Inference(NamedTuple):
             return callers
         own = time.monotonic() + timeout / _MICROSECONDS
         return own if callers is None else min(own, callers)
+
+
+def check_kept(identifier: str, outputs: Sequence[str]) -> None:
+    """Raise InvalidInputError if the id and the names of the requested outputs are too long."""
+    size = len(identifier) + sum(map(len, outputs))
+    if size > MAX_KEPT:
+        raise InvalidInputError(
+            f"the id and the names of the requested outputs have {size} characters; {MAX_KEPT} is the limit"
+        )
 
 
 def check_parameters(parameters: Parameters) -> Parameters:

@@ -14,7 +14,14 @@ from understudy.oip import inference_pb2, model_config_pb2
 from understudy.service.calls.methods import CallContext
 from understudy.service.calls.metrics import InferenceStatistics, StepStatistics, Times
 from understudy.service.handlers.infer_codec import InferFailure, InferRequest, InferResponse, ResponseSpec
-from understudy.service.handlers.inference import DATATYPES, MAX_ELEMENTS_AT_ONCE, Inference, config_type, elements_in
+from understudy.service.handlers.inference import (
+    DATATYPES,
+    MAX_ELEMENTS_AT_ONCE,
+    Inference,
+    check_kept,
+    config_type,
+    elements_in,
+)
 from understudy.service.handlers.prediction_handler import Predictor, StreamProtocol, predict_in_order
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.served_model import ServedModel, version_of, wanted_outputs
@@ -159,7 +166,9 @@ class InferenceHandler:
 
     async def model_infer(self, request: InferRequest, call: CallContext) -> InferResponse:
         """Predict one batch; cancel it if the caller disconnects before it reaches a device."""
-        return _response(request.spec, await self._begin(request, call))
+        spec, begun = request.spec, self._begin(request, call)
+        del request  # its message does not wait with the call
+        return _response(spec, await begun)
 
     def model_stream_infer(
         self, requests: AsyncIterator[InferRequest], call: CallContext
@@ -186,7 +195,9 @@ class InferenceHandler:
         self._model.evaluator.check_forms(forms, version=version_of(model_version))
 
     def infer(self, inference: Inference, call: CallContext) -> asyncio.Future[Prediction]:
-        """Start a prediction; raise what `Predictor.begin` raises."""
+        """Start a prediction; raise what `Predictor.begin` raises, and InvalidInputError for long names."""
+        if inference.id or inference.outputs:
+            check_kept(inference.id, inference.outputs)
         return self._predictor.begin(
             inference.inputs,
             call,
@@ -210,7 +221,11 @@ class InferenceHandler:
 
     async def _begin_on_a_thread(self, request: InferRequest, call: CallContext) -> Prediction:
         loop = asyncio.get_running_loop()
-        return await self.infer(await loop.run_in_executor(self._executor, request.inference), call)
+        inference = await loop.run_in_executor(self._executor, request.inference)
+        del request
+        begun = self.infer(inference, call)
+        del inference
+        return await begun
 
     def _newest_first(self) -> list[int]:
         return self._model.loaded_steps()[::-1]

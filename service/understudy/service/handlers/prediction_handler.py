@@ -10,11 +10,12 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.types import Arrays, Outcome, Prediction, Version
 from understudy.service.calls.methods import NO_COALESCING, CallContext, CoalescingOptions
+from understudy.service.calls.parsing import owner_of
 from understudy.service.calls.status import Failure, failure_of
 from understudy.service.handlers.predict_codec import PredictRequest
 from understudy.service.served_model import ServedModel, abandon
@@ -73,6 +74,7 @@ class Predictor:
         """
         if self._sink is None:
             self._sink = EventLoopSink(asyncio.get_running_loop())
+        inputs = _without_surroundings(inputs)
         future = self._sink.new_future() if call.trace is None else call.trace.new_future(self._sink.loop)
         self._evaluator.predict_for(future, self._sink, inputs, version=version, deadline=deadline, dispatch=False)
         self._requests += 1
@@ -93,6 +95,17 @@ class Predictor:
             return
         self._requests, self._requests_before, self._examples = 0, self._requests, 0
         self._evaluator.dispatch()
+
+
+_BRIEF_BYTES: Final = 1 << 16
+
+
+def _without_surroundings(inputs: Arrays) -> Arrays:
+    """Return inputs, copied if they are small parts of a large message, which would wait with them."""
+    kept = sum({id(owner): size for owner, size in map(owner_of, inputs.values())}.values())
+    if kept <= _BRIEF_BYTES or kept <= 2 * sum(array.nbytes for array in inputs.values()):
+        return inputs
+    return {name: array.copy() for name, array in inputs.items()}
 
 
 class EventLoopSink:
@@ -155,7 +168,9 @@ class PredictionHandler:
 
     async def predict(self, request: PredictRequest, call: CallContext) -> Prediction:
         """Predict one batch; cancel it if the caller disconnects before it reaches a device."""
-        return await self._begin(request, call)
+        begun = self._begin(request, call)
+        del request  # its message does not wait with the call
+        return await begun
 
     def predict_stream(
         self, requests: AsyncIterator[PredictRequest], call: CallContext
@@ -240,6 +255,7 @@ async def predict_in_order(
         try:
             async for request in requests:
                 pipeline.add(protocol.note(request), protocol.begin(request))
+                del request
                 if pipeline.is_full:
                     await pipeline.wait_for_room()
         finally:

@@ -24,7 +24,7 @@ from understudy.evaluator.types import Array, ArrayForm, Prediction, TensorSpec,
 from understudy.service.calls.methods import ApartCodec, CallContext, Encoded
 from understudy.service.calls.parsing import Apart, joined, nested
 from understudy.service.calls.status import Code
-from understudy.service.handlers.inference import MAX_ELEMENTS_AT_ONCE, elements_in
+from understudy.service.handlers.inference import MAX_ELEMENTS_AT_ONCE, check_kept, elements_in
 from understudy.service.handlers.predict_codec import bytes_in, is_large
 from understudy.service.handlers.prediction_handler import Predictor
 from understudy.service.served_model import ServedModel, label_of, wanted_outputs
@@ -120,8 +120,12 @@ class TfServingHandler:
         version = self._version_of(request.model_spec)
         _check_signature(request.model_spec)
         inputs = await self._inputs_of(apart, version)
-        prediction = await self._predictor.begin(inputs, call, version=version, deadline=call.deadline)
-        outputs = wanted_outputs(prediction, tuple(request.output_filter))
+        names = tuple(request.output_filter)
+        check_kept("", names)
+        begun = self._predictor.begin(inputs, call, version=version, deadline=call.deadline)
+        del asked, apart, request, inputs  # the message does not wait with the call
+        prediction = await begun
+        outputs = wanted_outputs(prediction, names)
         spec = self._spec(prediction.step, signature_name=SIGNATURE_NAME)
         return PredictedOutputs(spec, prediction._replace(outputs=outputs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
@@ -167,7 +168,10 @@ class RestApp:
             check_forms=self._handler.check_forms,
         )
         parsed = await call.brief_or_on_a_thread(parse, size=len(body))
-        prediction = await self._handler.infer(parsed.inference, call)
+        begun = self._handler.infer(parsed.inference, call)
+        parsed = dataclasses.replace(parsed, inference=parsed.inference._replace(inputs={}))
+        del body, parse  # they do not wait with the call
+        prediction = await begun
         size = sum(output.nbytes for output in prediction.outputs.values())
         content, json_bytes = await call.brief_or_on_a_thread(functools.partial(render, parsed, prediction), size=size)
         if json_bytes is None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -20,6 +20,7 @@ from understudy.evaluator.datasets.request_records import LoggedRequest
 from understudy.evaluator.evaluation.drift_monitor import LiveDrift
 from understudy.evaluator.types import Array, Arrays, Prediction
 from understudy.service.calls.methods import CallContext
+from understudy.service.calls.parsing import owner_of
 from understudy.service.sample_gaps import SampleGaps
 
 MAX_REQUESTS: Final = 1024
@@ -176,12 +177,7 @@ class TrafficSample:
 
 def _held_bytes(array: Array) -> int:
     """Return the memory that an array keeps from being freed, which for a slice of a batch is the batch's."""
-    base: Any = array
-    while getattr(base, "base", None) is not None:
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    held = len(base) if isinstance(base, bytes) else int(getattr(base, "nbytes", 0))
+    _, held = owner_of(array)
     strings = sum(map(len, array.ravel().tolist())) if array.dtype.kind == "O" else 0
     return max(held, array.nbytes) + strings
 
