@@ -227,7 +227,7 @@ class HttpConnection(H11Protocol):
         refusal = _refusal(_HEADERS_TOO_LARGE if is_too_large else _BAD_REQUEST, msg)
         for event in (
             h11.Response(status_code=refusal.status_code, headers=refusal.raw_headers),
-            h11.Data(data=refusal.body),
+            h11.Data(data=bytes(refusal.body)),
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")

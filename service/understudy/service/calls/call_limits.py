@@ -12,7 +12,7 @@ import itertools
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -41,8 +41,10 @@ _FIELD_BYTES: Final = 32
 """What each field adds to its name and its value (RFC 9113, 6.5.2)."""
 
 
-def check_headers(fields: Sequence[tuple[str, str | bytes]] | Sequence[tuple[bytes, bytes]]) -> None:
-    """Check the size of headers. gRPC's core does not where a caller sends them without its compression's index.
+def check_headers(fields: Collection[Any]) -> None:
+    """Check the size of headers, each a name and a value.
+
+    gRPC's core does not check those that a caller sends without the index of its compression.
 
     Raises:
         CallEndedError: They are too large.
