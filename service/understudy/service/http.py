@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from understudy.service.calls.audit import audit_refused_request
-from understudy.service.calls.call_limits import MAX_HEADER_BYTES, check_headers
+from understudy.service.calls.served_call import MAX_HEADER_BYTES, check_headers
 from understudy.service.calls.status import CallEndedError
 from understudy.service.readiness import Readiness, ReadinessState
 from understudy.service.rest.rest_call import CERTIFICATE_NAMES

@@ -12,7 +12,6 @@ import itertools
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Collection
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -24,7 +23,6 @@ from understudy.service.calls.status import (
     DEADLINE_PASSED,
     SERVER_ENDED,
     CallEndedError,
-    Code,
     Failure,
 )
 
@@ -32,27 +30,6 @@ FIRST_CHECK_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 0.25
 _PAUSE_TO_AGE: Final = 0.25
 """How long to wait before the next poll, as a fraction of the call's age."""
-
-
-MAX_HEADER_BYTES: Final = 61_440
-"""The most that the headers of a call may have; clients learn of it when they connect. It is Envoy's default, and four
-times that of gRPC's own servers."""
-_FIELD_BYTES: Final = 32
-"""What each field adds to its name and its value (RFC 9113, 6.5.2)."""
-
-
-def check_headers(fields: Collection[Any]) -> None:
-    """Check the size of headers, each a name and a value.
-
-    gRPC's core does not check those that a caller sends without the index of its compression.
-
-    Raises:
-        CallEndedError: They are too large.
-    """
-    size = sum(map(len, itertools.chain.from_iterable(fields))) + _FIELD_BYTES * len(fields)
-    if size > MAX_HEADER_BYTES:
-        message = f"the headers have {size} bytes; {MAX_HEADER_BYTES} is the limit, in which each field counts 32 more"
-        raise CallEndedError(Failure(code=Code.RESOURCE_EXHAUSTED, message=message))
 
 
 class Watched(Protocol):

@@ -107,16 +107,6 @@ def parse_apart(message_type: Any, data: bytes, begin: int = 0) -> Apart:
     return Apart(message_type.FromString(b"".join(pieces)), cutter.contents)
 
 
-def owner_of(array: Any) -> tuple[Any, int]:
-    """Return what an array keeps from being freed, and its size: itself, or the message or batch that it is part of."""
-    owner = array
-    while getattr(owner, "base", None) is not None:
-        owner = owner.base
-    if isinstance(owner, memoryview):
-        owner = owner.obj
-    return owner, len(owner) if isinstance(owner, bytes | bytearray) else int(getattr(owner, "nbytes", 0))
-
-
 class _Cutter:
     """Replaces the large contents in one message by placeholders."""
 

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, TypeVar
 
@@ -26,7 +26,7 @@ from understudy.service.calls.audit import audit_call
 from understudy.service.calls.caller import CallShare
 from understudy.service.calls.methods import CallContext, Encoded, Method, RpcMethod, Service
 from understudy.service.calls.metrics import MethodMetrics, RpcMetrics
-from understudy.service.calls.status import CALLER_GONE, Code, Failure, failure_of
+from understudy.service.calls.status import CALLER_GONE, CallEndedError, Code, Failure, failure_of
 from understudy.service.calls.trace import TRACE_IDS, CallTrace
 
 REQUEST_ID_HEADER: Final = "x-request-id"
@@ -53,9 +53,40 @@ def accept_id(candidate: str | bytes | None) -> str:
     return f"{_PROCESS}{next(_NUMBERS):016x}"
 
 
+MAX_HEADER_BYTES: Final = 61_440
+"""The most that the headers of a call may have; clients learn of it when they connect. It is Envoy's default, and four
+times that of gRPC's own servers."""
+_FIELD_BYTES: Final = 32
+"""What each field adds to its name and its value (RFC 9113, 6.5.2)."""
+
+
+def check_headers(fields: Collection[Any]) -> None:
+    """Check the size of headers, each a name and a value.
+
+    gRPC's core does not check those that a caller sends without the index of its compression.
+
+    Raises:
+        CallEndedError: They are too large.
+    """
+    size = sum(map(len, itertools.chain.from_iterable(fields))) + _FIELD_BYTES * len(fields)
+    if size > MAX_HEADER_BYTES:
+        message = f"the headers have {size} bytes; {MAX_HEADER_BYTES} is the limit, in which each field counts 32 more"
+        raise CallEndedError(Failure(code=Code.RESOURCE_EXHAUSTED, message=message))
+
+
 async def built(encoded: Encoded) -> bytes:
     """Return the bytes of a response, built on another thread if that is still to do."""
     return encoded if isinstance(encoded, bytes) else await asyncio.to_thread(encoded)
+
+
+def owner_of(array: Any) -> tuple[Any, int]:
+    """Return what an array keeps from being freed, and its size: itself, or the message or batch that it is part of."""
+    owner = array
+    while getattr(owner, "base", None) is not None:
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    return owner, len(owner) if isinstance(owner, bytes | bytearray) else int(getattr(owner, "nbytes", 0))
 
 
 class Call(CallContext, ABC):

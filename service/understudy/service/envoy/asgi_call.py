@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
-from understudy.service.calls.call_limits import DisconnectMonitor, WatchedCall, check_headers
+from understudy.service.calls.call_limits import DisconnectMonitor, WatchedCall
 from understudy.service.calls.compression import MessageTooLargeError
+from understudy.service.calls.served_call import check_headers
 from understudy.service.calls.status import CALLER_GONE, CallEndedError, Failure, caller_gone
 from understudy.service.envoy.grpc_wire import (
     RESPONSE_HEADERS,

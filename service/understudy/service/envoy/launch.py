@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from understudy.service.calls.call_limits import MAX_HEADER_BYTES
+from understudy.service.calls.served_call import MAX_HEADER_BYTES
 from understudy.service.front_end import (
     HANDSHAKE_SECONDS,
     KEEPALIVE_SECONDS,

@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import grpc
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.calls.call_limits import MAX_HEADER_BYTES, check_headers
 from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.methods import CoalescingOptions, RpcType
-from understudy.service.calls.served_call import REQUEST_ID_HEADER, Call, ServedMethod, ServedMethods, built
+from understudy.service.calls.served_call import (
+    MAX_HEADER_BYTES,
+    REQUEST_ID_HEADER,
+    Call,
+    ServedMethod,
+    ServedMethods,
+    built,
+    check_headers,
+)
 from understudy.service.calls.status import (
     COMPUTATION_CANCELLED,
     DETAILS_KEY,

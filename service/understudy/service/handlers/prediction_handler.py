@@ -15,7 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.types import Arrays, Outcome, Prediction, Version
 from understudy.service.calls.methods import NO_COALESCING, CallContext, CoalescingOptions
-from understudy.service.calls.parsing import owner_of
+from understudy.service.calls.served_call import owner_of
 from understudy.service.calls.status import Failure, failure_of
 from understudy.service.handlers.predict_codec import PredictRequest
 from understudy.service.served_model import ServedModel, abandon

@@ -20,7 +20,7 @@ from understudy.evaluator.datasets.request_records import LoggedRequest
 from understudy.evaluator.evaluation.drift_monitor import LiveDrift
 from understudy.evaluator.types import Array, Arrays, Prediction
 from understudy.service.calls.methods import CallContext
-from understudy.service.calls.parsing import owner_of
+from understudy.service.calls.served_call import owner_of
 from understudy.service.sample_gaps import SampleGaps
 
 MAX_REQUESTS: Final = 1024
