@@ -124,6 +124,29 @@ def test_what_is_known_of_a_request_can_be_a_feature_of_slices(tmp_path: Path) -
     assert batch.features["request/time"].tolist() == [12_250_000] * 4
 
 
+@pytest.mark.parametrize("damage", ["filled", "no time", "text", "no tensor", "no record"])
+def test_records_that_no_log_holds_are_refused_before_they_fill_the_memory(tmp_path: Path, damage: str) -> None:
+    x = np.zeros((1, 2), np.float32)
+    signature = Signature(inputs=(spec("x", x),), outputs=(spec("y", x),))
+    example = tf.train.Example.FromString(encode_request(logged({"x": x}, {"y": x}))[0])
+    known = example.features.feature
+    if damage == "filled":
+        filling = tf.make_tensor_proto(1.0)
+        filling.tensor_shape.CopyFrom(tf.TensorShape([1 << 50]).as_proto())
+        known["request/answer/y"].bytes_list.value[0] = filling.SerializeToString()
+    elif damage == "no time":
+        known["request/time"].Clear()
+    elif damage == "text":
+        known["request/caller"].bytes_list.value[0] = b"\xff"
+    elif damage == "no tensor":
+        known["request/answer/y"].bytes_list.value[0] = b"\xff"
+    file = tmp_path / "log.tfrecord"
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        writer.write(b"\xff" if damage == "no record" else example.SerializeToString())
+    with pytest.raises(ConfigurationError, match=r"a record of the request log cannot be read \(.+\); give files"):
+        list(read_logged([file], signature))
+
+
 def test_what_is_no_request_log_is_refused_with_a_sentence(tmp_path: Path) -> None:
     x = np.zeros((1, 2), np.float32)
     other = tmp_path / "other.tfrecord"

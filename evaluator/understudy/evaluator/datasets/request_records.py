@@ -12,15 +12,17 @@ under the outputs' names (as targets), and what is known of the request under na
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from understudy.evaluator.datasets.dataset_files import REQUEST_PREFIX, read_records, value_of
-from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
 from understudy.evaluator.types import Array, Arrays, Signature
 
 STEP, TIME, METHOD, CALLER, REDACTED = (
@@ -121,34 +123,49 @@ def read_logged(paths: Sequence[Path], signature: Signature) -> Iterator[LoggedE
     Raises:
         ConfigurationError: A file is damaged, or holds records of something else.
     """
+    for record in read_records("request log", paths):
+        try:
+            example = _logged(record, signature)
+        except (DecodeError, IndexError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"a record of the request log cannot be read ({first_line(error)}); give files that --request-log wrote"
+            ) from error
+        yield example
+
+
+def _logged(record: bytes, signature: Signature) -> LoggedExample:
+    """Return the example of a record; raise ConfigurationError, DecodeError, IndexError, TypeError or ValueError."""
     import tensorflow as tf
 
-    for record in read_records("request log", paths):
-        features = tf.train.Example.FromString(record).features.feature
-        if STEP not in features:
-            raise ConfigurationError(
-                f"a record without {STEP!r} is no logged request; give a folder that --request-log wrote"
-            )
-        names = [spec.name for spec in signature.inputs]
-        missing = [name for name in names if name not in features]
-        if missing:
-            raise ConfigurationError(
-                f"a logged request has no input {missing[0]!r}, which the model takes; it has "
-                f"{sorted(name for name in features if not name.startswith(REQUEST_PREFIX))}"
-            )
-        yield LoggedExample(
-            inputs={name: value_of(features[name], name, signature) for name in names},
-            answers={
-                name.removeprefix(ANSWER_PREFIX): _read_tensor(feature)
-                for name, feature in features.items()
-                if name.startswith(ANSWER_PREFIX)
-            },
-            step=features[STEP].int64_list.value[0],
-            recorded_at=features[TIME].int64_list.value[0] / _MICROSECONDS,
-            method=features[METHOD].bytes_list.value[0].decode(),
-            caller=features[CALLER].bytes_list.value[0].decode(),
-            redacted=redacted_inputs(features),
+    features = tf.train.Example.FromString(record).features.feature
+    if STEP not in features:
+        raise ConfigurationError(
+            f"a record without {STEP!r} is no logged request; give a folder that --request-log wrote"
         )
+    names = [spec.name for spec in signature.inputs]
+    missing = [name for name in names if name not in features]
+    if missing:
+        raise ConfigurationError(
+            f"a logged request has no input {missing[0]!r}, which the model takes; it has "
+            f"{sorted(name for name in features if not name.startswith(REQUEST_PREFIX))}"
+        )
+    tensors = {spec.name for spec in signature.inputs if spec.dtype != "string"}
+    for name, feature in features.items():
+        if name in tensors or name.startswith(ANSWER_PREFIX):
+            _check_filled(feature, name)
+    return LoggedExample(
+        inputs={name: value_of(features[name], name, signature) for name in names},
+        answers={
+            name.removeprefix(ANSWER_PREFIX): _read_tensor(feature)
+            for name, feature in features.items()
+            if name.startswith(ANSWER_PREFIX)
+        },
+        step=features[STEP].int64_list.value[0],
+        recorded_at=features[TIME].int64_list.value[0] / _MICROSECONDS,
+        method=features[METHOD].bytes_list.value[0].decode(),
+        caller=features[CALLER].bytes_list.value[0].decode(),
+        redacted=redacted_inputs(features),
+    )
 
 
 def serialized_tensors(array: Array) -> list[bytes]:
@@ -211,6 +228,22 @@ def _example(features: Mapping[str, Sequence[bytes]]) -> bytes:
         example.features.feature[name].bytes_list.value.extend(values)
     content: bytes = example.SerializeToString()
     return content
+
+
+def _check_filled(feature: Any, name: str) -> None:
+    """Raise ValueError if a tensor has more elements than bytes: the log writes each, and one could fill the memory."""
+    import tensorflow as tf
+
+    if len(feature.bytes_list.value) != 1:
+        return
+    content = feature.bytes_list.value[0]
+    try:
+        shape = tf.make_tensor_proto(0).FromString(content).tensor_shape
+    except DecodeError:
+        return
+    elements = math.prod(dim.size for dim in shape.dim)
+    if elements > len(content):
+        raise ValueError(f"feature {name!r} has {elements} elements in {len(content)} bytes")
 
 
 def _read_tensor(feature: Any) -> Array:
