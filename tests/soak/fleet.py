@@ -5,7 +5,7 @@ thread for each of them, and one through a stock Envoy before them all, predict 
 answer is the one of the version that it names. After each promotion the time is taken until each server has answered
 with the new version.
 
-Before that, the memory of the servers is compared with that of one that follows nobody, and the evaluator's processor
+Before that, the memory of the servers is compared with that of one that does not follow, and the evaluator's processor
 time is taken while it has nothing to do.
 """
 

@@ -291,7 +291,7 @@ def test_a_pin_of_the_new_version_gives_it_to_all(harness: Harness) -> None:
 
 def test_it_is_promoted_once_the_servers_are_told_of_it_and_none_is_sent_back_before(harness: Harness) -> None:
     harness.start()
-    harness.wishes.pinned = harness.wishes.serving = NEW  # the servers are told in a moment
+    harness.wishes.pinned = harness.wishes.serving = NEW  # before the decision file
     harness.rollout.advance(harness.wishes)
     assert harness.rollout.running is not None
     assert sorted(harness.decided()) == [10, 10, 20]

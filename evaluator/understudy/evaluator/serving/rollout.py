@@ -179,7 +179,7 @@ class Rollout:
         pinned, before = candidates.pinned_key(), self.before
         if candidates.serving_key() == running.key:
             if before != running.key:
-                return  # the servers are told in a moment; until then an end would send its part back
+                return  # the decision file follows in a moment; an end before it would send its part back
             why = "an operator pinned it" if pinned == running.key else f"nothing spoke against it in {self._spent()}"
             self._end(running, EvaluationOutcome.ROLLOUT_PROMOTED, f"promoted to all: {why}")
         elif pinned is not None:
