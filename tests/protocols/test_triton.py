@@ -163,8 +163,8 @@ def test_a_stream_keeps_its_order_and_one_bad_request_does_not_end_it(triton_grp
 def test_statistics_count_every_batch_by_its_size(report: Report) -> None:
     (stats,) = value(report, "statistics")["model_stats"]
     sizes = {entry["batch_size"]: entry["compute_infer"] for entry in stats["batch_stats"]}
-    assert sizes[101]["count"] % 2 == 0
-    assert sizes[103]["count"] == sizes[101]["count"] // 2
+    assert sizes[303]["count"] >= 1
+    assert sizes[301]["count"] == 2 * sizes[303]["count"]
     assert all(times["ns"] > 0 for times in sizes.values())
     assert stats["execution_count"] == sum(times["count"] for times in sizes.values())
     assert stats["inference_count"] == sum(size * times["count"] for size, times in sizes.items())

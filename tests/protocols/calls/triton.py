@@ -171,8 +171,8 @@ def ask_for_what_is_not_there(client: Any) -> None:
 
 
 def count_batches(client: Any) -> None:
-    """Send batches of sizes that no other call uses, and that the requests of a stream do not add up to."""
-    for rows in (101, 101, 103):
+    """Send batches of sizes that no other call uses, above `max_batch_size`, so that no request joins them."""
+    for rows in (301, 301, 303):
         client.infer(PLAIN, plain(rows=rows))
     note("statistics", lambda: client.get_inference_statistics(PLAIN, str(PLAIN_STEPS[-1]), **AS_JSON))
     note("statistics of all", partial(client.get_inference_statistics, **AS_JSON))
