@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.serving.promotion import PIN_FILE, PinFile, Ranking
+from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.serving_controller import ServingController
 
 
@@ -219,3 +222,31 @@ def test_a_pin_in_the_moment_of_a_promotion_by_the_policy_is_not_undone_by_it(
     settle(lifecycle, controller)
     assert serving(lifecycle) == 1
     assert lifecycle.promoted == [1]
+
+
+def test_a_pin_is_not_superseded_by_the_policy_that_chooses_the_same_step_while_it_begins(
+    lifecycle: TextLifecycle, controller: ServingController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifecycle.publish(1, 2)
+    lifecycle.may_load.clear()
+    choose, promote, has_chosen = controller.target, controller._promote, threading.Event()
+    follower = threading.Thread(target=controller.reconcile)
+
+    def chosen() -> int | None:
+        step = choose()
+        has_chosen.set()
+        return step
+
+    def followed_meanwhile(step: int, deadline: float | None) -> Future[Handle]:
+        if not follower.is_alive():
+            follower.start()
+            assert has_chosen.wait(WAIT_SECONDS)
+        return promote(step, deadline)
+
+    monkeypatch.setattr(controller, "target", chosen)
+    monkeypatch.setattr(controller, "_promote", followed_meanwhile)
+    change = controller.pin(1)
+    follower.join(WAIT_SECONDS)
+    lifecycle.may_load.set()
+
+    assert change.result(WAIT_SECONDS).serving_step == 1

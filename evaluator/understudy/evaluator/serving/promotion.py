@@ -275,7 +275,7 @@ class PinFile:
 class Pin:
     """The pin that an operator decided last, and the one to return to if that cannot be carried out. Thread-safe.
 
-    Decisions are numbered, from 1 on.
+    Decisions are numbered, from 1 on; a return to the pin before is one as well.
 
     Args:
         file: Keeps the pin across restarts.
@@ -336,3 +336,4 @@ class Pin:
         with self._lock:
             if self._decided == number:
                 self._step = self._kept
+                self._decided += 1

@@ -262,7 +262,7 @@ class ServingController:
         if step is None or self._is_serving(step) or not (all_known or self._is_certain(step)):
             return
         with self._deciding:
-            if self._pin.decided != decided:
+            if self._pin.decided != decided or self.is_changing:
                 return  # an operator has decided meanwhile; once that is settled, this is called again
             promoting = self._promote(step, None)
         promoting.add_done_callback(self._settled)
