@@ -60,7 +60,7 @@ def test_a_search_ends_with_its_budget_and_writes_a_settings_file(command: list[
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--run-dir", "none"), "there is no checkpoint in none/checkpoints"),
+        (("--run-dir", "none"), "there is no folder none"),
         (("--checkpoints", "none"), "there is no folder none"),
         (("--run-dir", "none", "--experiment", "none.py:Own"), "there is no file"),
     ],

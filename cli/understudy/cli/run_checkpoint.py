@@ -77,7 +77,7 @@ class RunCheckpoints:
         """Return the checkpoints.
 
         Raises:
-            click.UsageError: No folder, or both, are named.
+            click.UsageError: No folder, or both, are named, or the folder does not exist.
             Exception: The experiment cannot be loaded, or the state folder cannot be found.
         """
         from understudy.checkpoints.signing import accepted_keys
@@ -90,6 +90,12 @@ class RunCheckpoints:
             settings = ServeSettings(run_dir=self.run_dir, checkpoints=self.checkpoints, state_dir=self.state_dir)
         except SettingsError as error:
             raise click.UsageError(str(error)) from error
+        folder, state = settings.location.folder, settings.evaluator_state_dir
+        if settings.location.url is None and not folder.is_dir() and not state.is_dir():
+            flag, what = ("--run-dir", "run") if self.run_dir is not None else ("--checkpoints", "checkpoints")
+            raise click.BadParameter(
+                f"there is no folder {str(folder)!r}; give the folder of the {what}", param_hint=f"'{flag}'"
+            )
         return CheckpointExporter(
             run_dir=None if settings.location.url is not None else self.run_dir,
             run_url=settings.location.url if settings.location.is_run else None,

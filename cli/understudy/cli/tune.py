@@ -106,10 +106,12 @@ class TuneSettings:
         location.check()
         if location.url is not None:
             return  # the servers say what is wrong with it
+        if not folder.is_dir():
+            raise CommandError(
+                f"there is no folder {folder}; give that of the {'run' if location.is_run else 'checkpoints'}"
+            )
         if location.is_run and not RunDir(folder).committed_steps():
             raise CommandError(f"there is no checkpoint in {RunDir(folder).checkpoints}; train first")
-        if not location.is_run and not folder.is_dir():
-            raise CommandError(f"there is no folder {folder}; give that of the checkpoints")
 
     def arguments(self, step: int | None) -> list[str]:
         """Return the arguments of ``understudy serve`` for every candidate."""

@@ -102,7 +102,9 @@ def test_too_many_values_are_refused_with_their_number() -> None:
         values = slicer.values({"y": np.zeros(600, int)}, {}, {"user": np.arange(start, start + 600)})
         kept = [members.setting for members in slicer.members(values)]
     assert kept == ["label"]
-    assert "has 3000 values, and at most 1000 are scored" in slicer.refused()["user"]
+    refused = slicer.refused()["user"]
+    assert "has 3000 values, and at most 1000 are scored" in refused
+    assert ":q" not in refused  # which a stream of batches does not have
 
 
 def test_quantiles_have_equally_many_examples_in_constant_memory(monkeypatch: pytest.MonkeyPatch) -> None:

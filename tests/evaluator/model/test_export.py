@@ -94,6 +94,19 @@ def test_what_cannot_be_exported_is_said_in_one_line(run: RealRun, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.keras", "run"]
 
 
+@pytest.mark.parametrize("flag", ["--run-dir", "--checkpoints"])
+@pytest.mark.parametrize("command", ["export", "evaluate", "predict"])
+def test_a_folder_that_does_not_exist_is_named(command: str, flag: str, tmp_path: Path) -> None:
+    file, missing = tmp_path / "data.npz", tmp_path / "rnu"
+    np.savez(file, x=np.zeros((1, FEATURES), np.float32))
+    files = {"export": (), "evaluate": (str(file),), "predict": (str(file),)}[command]
+    output = () if command == "evaluate" else ("--output", str(tmp_path / "out"))
+    refused = CliRunner().invoke(main, [command, *files, flag, str(missing), *output])
+    assert refused.exit_code == 2
+    assert f"Invalid value for '{flag}': there is no folder '{missing}'; give the folder of the" in refused.stderr
+    assert not missing.exists()
+
+
 def test_an_export_needs_to_know_from_where(tmp_path: Path) -> None:
     refused = CliRunner().invoke(main, ["export", "--output", str(tmp_path / "x.keras")])
     assert refused.exit_code == 2

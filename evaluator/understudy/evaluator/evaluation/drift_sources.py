@@ -118,6 +118,10 @@ def _as_dataset(examples: Any) -> Any:
 def _elements(dataset: Any) -> Iterator[Examples]:
     import tensorflow as tf
 
+    if not isinstance(dataset.element_spec, tuple):
+        raise ConfigurationError(
+            f"the data has elements {dataset.element_spec}; expected (x, y) or (x, y, sample_weight), one example each"
+        )
     try:
         for inputs, *rest in dataset.batch(BATCH_SIZE).as_numpy_iterator():
             targets = _named(rest[0], TARGETS) if rest else {}

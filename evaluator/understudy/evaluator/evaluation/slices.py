@@ -322,8 +322,8 @@ class Slicer:
 def _too_many(text: str, count: int) -> str:
     number = f"{count}" if count < _COUNTED_VALUES else f"at least {_COUNTED_VALUES}"
     return (
-        f"slice {text!r} is left out: it has {number} values, and at most {MAX_SLICES} are scored; give it buckets, "
-        "such as 'age:18,30,65' or 'age:q4', or another feature"
+        f"slice {text!r} is left out: it has {number} values, and at most {MAX_SLICES} are scored; give edges of "
+        "buckets, such as 'age:18,30,65', or another feature"
     )
 
 
