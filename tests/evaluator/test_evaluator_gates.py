@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,11 @@ import keras
 import numpy as np
 import pytest
 
+from testkit.in_process import until
 from testkit.real_run import FEATURES, WAIT_SECONDS, RealRun, outcomes, step_model, until_served, wait_for_records
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluation.comparison import BootstrapOptions, DatasetBatches
-from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.evaluator_errors import ConfigurationError, NotReadyError
 from understudy.evaluator.types import EvaluationOutcome
 
 SCORED, ACCEPTED, REFUSED = EvaluationOutcome.SCORED, EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED
@@ -134,6 +137,85 @@ def test_a_dataset_that_changed_is_scored_anew_noted_and_never_mixed_with_the_ol
     newest = max(record.sequence for record in before if record.outcome is SCORED)
     assert f"entries up to {newest} were scored on other examples" in caplog.text
     assert [len(record.notes) for record in after] == [1, 0]
+
+
+def why_not(ask: Callable[[], object]) -> str:
+    """Return the text of the error that nothing is serving."""
+    with pytest.raises(NotReadyError) as refused:
+        ask()
+    return str(refused.value)
+
+
+def test_while_the_gate_refuses_all_checkpoints_errors_say_so_and_a_named_step_is_scored(tmp_path: Path) -> None:
+    run = RealRun(tmp_path)
+    with run.evaluator(datasets=[examples()], gate=("test/mae <= 0.1",)) as evaluator:
+        assert why_not(evaluator.open_stream).endswith("wait for the first to be published and loaded")
+        run.publish(3)
+        until(lambda: "the gate refused step 3" in why_not(evaluator.open_stream))
+        for ask in (evaluator.open_stream, evaluator.metadata, lambda: evaluator.score_dataset("test")):
+            assert re.fullmatch(
+                r"no checkpoint is serving yet; the gate refused step 3: test/mae is .*; at most 0.1 is required. Name "
+                r"the step to use it all the same \(--version 3\), or have it served \(promote --pin 3\)",
+                why_not(ask),
+            )
+        evaluator.open_stream(version=3).result(WAIT_SECONDS).close()
+        run.publish(4)
+        until(lambda: "the gate refused step 4" in why_not(evaluator.open_stream))
+
+
+def regularized_model(step: int) -> Any:
+    """Return a model whose loss is not 0 without weights, with a metric that they count for."""
+    x = keras.Input((FEATURES,), name="x")
+    y = keras.layers.Dense(FEATURES, name="y", kernel_initializer="ones", kernel_regularizer="l2")(x)
+    model = keras.Model(x, y)
+    model.get_layer("y").bias.assign(np.full(FEATURES, step, np.float32))
+    weighted = [keras.metrics.MeanAbsoluteError(name="weighted_mae")]
+    model.compile(loss="mse", metrics=[keras.metrics.MeanAbsoluteError(name="mae")], weighted_metrics=weighted)
+    return model
+
+
+def weighted(weights: list[float]) -> ArrayDataset:
+    """Return examples of two kinds with these weights, repeated."""
+    count, kinds = 40, np.array([b"a", b"b"] * 20, object)
+    contents = {"x": np.zeros((count, FEATURES), "f4"), "y": np.full((count, FEATURES), 4, "f4"), "kind": kinds}
+    return ArrayDataset("test", {**contents, "sample_weight": np.tile(weights, 20).astype("f4")}, features=["kind"])
+
+
+@pytest.mark.parametrize(
+    ("weights", "gate", "said"),
+    [
+        ([0, 0], "test/loss <= 100", "loss is 0.09, .*: the examples have no weight: all sample weights are 0"),
+        ([0, 0], "test/weighted_mae not worse by 1 at 95%", "weighted_mae is 0, .*: the examples have no weight"),
+        ([0, 0], "test/mae <= 9", ""),
+        ([1, 0], "test/weighted_mae[kind=b] <= 9", "weighted_mae of slice 'kind=b' is 0, .*: the examples have no wei"),
+        ([1, 0], "test/loss[kind=b] <= 9", "loss of slice 'kind=b' is .*: the examples have no weight"),
+        ([1, 0], "test/weighted_mae[kind=a] <= 9", ""),
+    ],
+)
+def test_a_gate_refuses_what_was_computed_from_nothing(
+    tmp_path: Path, weights: list[float], gate: str, said: str
+) -> None:
+    run = RealRun(tmp_path)
+    run.publish(3, model=regularized_model(3))
+    with run.evaluator(datasets=[weighted(weights)], gate=(gate,), slice=("kind",), resamples=200) as evaluator:
+        _, decision = wait_for_records(evaluator, 2)
+    assert (decision.outcome, bool(re.search(said, decision.reason))) == (REFUSED if said else ACCEPTED, True)
+
+
+def test_a_gate_refuses_an_auc_of_labels_of_one_class(tmp_path: Path) -> None:
+    run = RealRun(tmp_path)
+    x = keras.Input((FEATURES,), name="x")
+    model = keras.Model(x, keras.layers.Dense(1, "sigmoid", name="y")(x))
+    model.compile(loss="binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")])
+    run.publish(3, model=model)
+    labels = ArrayDataset("test", {"x": np.zeros((4, FEATURES), "f4"), "y": np.ones((4, 1), "f4")})
+    gate = ("test/accuracy >= 0", "test/auc not worse by 0.1")
+    with run.evaluator(datasets=[labels], gate=gate) as evaluator:
+        _, decision = wait_for_records(evaluator, 2)
+    assert [each.outcome for each in decision.conditions] == [ACCEPTED, REFUSED]
+    assert decision.reason == (
+        "auc is 0, which is computed from nothing: all labels of 'y' are 1, so AUC, precision and recall say nothing"
+    )
 
 
 @pytest.mark.parametrize(

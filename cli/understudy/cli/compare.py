@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from understudy.cli.connection import ConnectionSettings, VersionsType, connected, json_option
+from understudy.cli.connection import ConnectionSettings, VersionsType, connected, json_option, metadata_of
 from understudy.cli.options import settings_options
 from understudy.cli.output import ordered, print_json, print_table
 from understudy.cli.scoring_options import (
@@ -88,7 +88,7 @@ def _compare_file(
 ) -> CompareResult:
     from understudy.cli.arrays import examples_to_score
 
-    examples = examples_to_score(file, client.metadata(), options["slices"])
+    examples = examples_to_score(file, metadata_of(client, *versions), options["slices"])
     with progress_bar(f"comparing on {file.name}") as advance:
         batches = counted_batches(examples, batch_size, advance)
         return client.compare(batches, versions=versions, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -13,7 +13,7 @@ import click
 from understudy.cli.command_errors import CommandError, reported
 
 if TYPE_CHECKING:
-    from understudy.clients import Client, Version
+    from understudy.clients import Client, ModelMetadata, Version
 
 _LABELS: Final = ("serving", "latest", "best")
 _MIB: Final = 1024 * 1024
@@ -125,6 +125,19 @@ def connected(settings: ConnectionSettings) -> Iterator[Client]:
             raise CommandError(f"{error} ({asked}; --target says whom to ask{hint})") from error
         except DeadlineExceededError as error:
             raise CommandError(f"{error} ({asked}; --timeout-seconds says how long to wait)") from error
+
+
+def metadata_of(client: Client, *versions: Version | None) -> ModelMetadata:
+    """Return the metadata of the first of these versions that is loaded, else of the serving one.
+
+    Versions that are not loaded yet most likely take the same arrays.
+    """
+    from understudy.clients import NotFoundError
+
+    for version in versions:
+        with suppress(NotFoundError):
+            return client.metadata(version=version)
+    return client.metadata()
 
 
 def tls_arguments(settings: ConnectionSettings) -> dict[str, Any]:

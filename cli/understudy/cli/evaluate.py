@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from understudy.cli.command_errors import reported
-from understudy.cli.connection import ConnectionSettings, connected, json_option, version_option
+from understudy.cli.connection import ConnectionSettings, connected, json_option, metadata_of, version_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import ordered, print_json, print_slices, print_table
 from understudy.cli.run_checkpoint import (
@@ -135,7 +135,7 @@ def _parsed(steps: str) -> list[int]:
 def _score_file(client: Client, file: Path, batch_size: int, **options: Any) -> EvaluateResult:
     from understudy.cli.arrays import examples_to_score
 
-    examples = examples_to_score(file, client.metadata(), options["slices"])
+    examples = examples_to_score(file, metadata_of(client, options["version"]), options["slices"])
     with progress_bar(f"scoring {file.name}") as advance:
         return client.evaluate(counted_batches(examples, batch_size, advance), **options)
 

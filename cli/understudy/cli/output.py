@@ -71,6 +71,9 @@ def print_slices(slices: Sequence[Any]) -> None:
         for part in slices
     ]
     print_table(("slice", "examples", *names), rows)
+    for part in slices:
+        if part.metrics and part.notes:
+            click.echo(f"note: {part.name}: {'; '.join(part.notes)}")
 
 
 def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -71,9 +71,19 @@ def _pairs(
 ) -> list[tuple[int, str]]:
     """Return the steps and datasets to score: those that were scored before, or all steps on the given datasets."""
     steps = [each.step for each in client.checkpoints() if since <= each.step and (until is None or each.step <= until)]
-    known = client.metadata().datasets
+    known = _known_datasets(client, before)
     scored = {(each.step, each.dataset) for each in before}
     return [(step, dataset) for step in steps for dataset in datasets or known if datasets or (step, dataset) in scored]
+
+
+def _known_datasets(client: Client, before: Sequence[Evaluation]) -> Sequence[str]:
+    """Return the server's datasets; while none of its versions serves, those that were scored."""
+    from understudy.clients import UnavailableError
+
+    try:
+        return client.metadata().datasets
+    except UnavailableError:
+        return list(dict.fromkeys(each.dataset for each in before))
 
 
 def _done(evaluation: Evaluation, before: Sequence[Evaluation]) -> str:

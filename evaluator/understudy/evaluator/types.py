@@ -34,6 +34,15 @@ class ArrayForm(NamedTuple):
     shape: tuple[int, ...]
 
 
+NO_WEIGHT = "no weight"
+"""In the notes of a score or a slice: sample weights or masks leave nothing, so losses and weighted metrics are 0."""
+
+ALL_EXAMPLES = "the examples have"
+"""Begins such a note if it is about every output."""
+
+ONE_LABEL = "all labels"
+"""Begins the note of a score about an output whose labels are all the same."""
+
 VersionLabel = Literal["serving", "latest", "best"]
 
 CheckpointKey = tuple[int, str]
@@ -125,7 +134,7 @@ class SliceScore:
         examples: The number of its examples.
         metrics: The loss and every metric that can be computed for it; empty if it has too few examples.
         intervals: The intervals of the metrics; empty without resamples.
-        notes: Why it has no metrics, or lacks some.
+        notes: Why it has no metrics, or lacks some, or why some say nothing.
     """
 
     name: str

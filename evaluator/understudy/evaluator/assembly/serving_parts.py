@@ -260,12 +260,15 @@ def build_controller(
     """Build what decides which checkpoint serves; ``wake`` is called when a pin or its removal is settled."""
     settings = inputs.settings
     folder = settings.follow_folder
+    gatekeeper = None if plan.gate is None else _gatekeeper(plan.gate, inputs, records)
+    if gatekeeper is not None:
+        manager.explain_with(gatekeeper.held_back)
     return ServingController(
         policy=settings.version_policy,
         store=known.store,
         quarantine=known.quarantine,
         ranking=records.ranking,
-        gatekeeper=None if plan.gate is None else _gatekeeper(plan.gate, inputs, records),
+        gatekeeper=gatekeeper,
         manager=manager,
         pin_file=PinFile(settings.state_dir),
         rollout=known.rollout,

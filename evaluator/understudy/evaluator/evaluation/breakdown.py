@@ -37,7 +37,7 @@ from understudy.evaluator.evaluation.slices import (
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.inputs import by_output
 from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Array, Arrays, Batch, Interval, SliceScore
+from understudy.evaluator.types import ALL_EXAMPLES, NO_WEIGHT, Array, Arrays, Batch, Interval, SliceScore
 
 if TYPE_CHECKING:
     from understudy.evaluator.model.increments import StateIncrements  # imports TensorFlow
@@ -51,6 +51,8 @@ MAX_MEMORY = 512 * 2**20
 """The most memory that the states of the resamples of one evaluation take, in bytes."""
 
 _NUMBER_BYTES = 8
+
+_WEIGHTLESS = f"{NO_WEIGHT}: sample weights or masks leave nothing, so losses and weighted metrics say nothing"
 
 _WAITING_EXAMPLES = 2**14
 _WAITING_BYTES = 32 * 2**20
@@ -274,12 +276,14 @@ class Breakdown:
         }
         least = self._options.slice_min_examples
         slices = list(self._all_slices())
+        weightless = (f"{ALL_EXAMPLES if len(self._tasks) == 1 else 'an output has'} {_WEIGHTLESS}",)
         scored = [
             SliceScore(
                 name=part.name,
                 examples=examples,
                 metrics=found.metrics.get(part, {}),
                 intervals=intervals.get(part, {}),
+                notes=weightless if part in found.weightless else (),
             )
             for part, examples in slices
             if examples >= least

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from understudy.evaluator.evaluation.curves import sigmoid
+from understudy.evaluator.model.inputs import ALL_WEIGHTS
 from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Array
+from understudy.evaluator.types import ALL_EXAMPLES, NO_WEIGHT, ONE_LABEL, Array, Arrays
 
 _TOLERANCE = 1e-6
 
@@ -48,6 +51,66 @@ class Decisions:
             probabilities=None if self.probabilities is None else self.probabilities[items],
             weights=self.weights[items],
         )
+
+
+class LabelNotes:
+    """Notices labels, sample weights and masks with which a score says less than it seems to. For one thread.
+
+    Args:
+        tasks: What each output of the model is for, by its name.
+    """
+
+    def __init__(self, tasks: Mapping[str, OutputTask]) -> None:
+        self._tasks = {name: task for name, task in tasks.items() if task.kind in {"binary", "multilabel"}}
+        self._limits: dict[str, tuple[float, float]] = {}
+        self._outputs = len(tasks)
+        self._weights: dict[str, bool] = {}
+        self._masks: dict[str, bool] = {}
+
+    def add(self, targets: Arrays, weights: Arrays, masks: Arrays) -> None:
+        """Add a batch.
+
+        Args:
+            targets: The targets by the names of outputs.
+            weights: The sample weights by the names of outputs, or one array for all of them.
+            masks: Which elements count, by the names of the outputs that have a mask.
+        """
+        for found, arrays in ((self._weights, weights), (self._masks, masks)):
+            for name, array in arrays.items():
+                found[name] = found.get(name, False) or bool(array.any())
+        for name in self._tasks.keys() & targets.keys():
+            labels = targets[name]
+            if labels.size and labels.dtype.kind in "biuf":
+                low, high = self._limits.get(name, (np.inf, -np.inf))
+                # What is not a number is left out.
+                smallest, largest = (extreme.reduce(labels, axis=None) for extreme in (np.fmin, np.fmax))
+                self._limits[name] = float(np.fmin(low, smallest)), float(np.fmax(high, largest))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a sentence about each."""
+        notes = []
+        for found, reason in ((self._weights, "sample weights are 0"), (self._masks, "elements are masked")):
+            without = sorted(name for name, counts in found.items() if not counts)
+            if ALL_WEIGHTS in without or len(without) == self._outputs:
+                notes.append(f"{ALL_EXAMPLES} {NO_WEIGHT}: all {reason}, so the loss says nothing")
+            else:
+                notes += [f"{name!r} has {NO_WEIGHT}: all its {reason}, so its loss is 0" for name in without]
+        for name, (low, high) in sorted(self._limits.items()):
+            if low == high:
+                notes.append(f"{ONE_LABEL} of {name!r} are {low:g}, so AUC, precision and recall say nothing")
+            if self._tasks[name].scores != "unknown" and (low < 0 or high > 1):
+                notes.append(f"labels of {name!r} are from {low:g} to {high:g}; its loss is for labels from 0 to 1")
+        return tuple(notes)
+
+    def stored(self) -> dict[str, Any]:
+        """Return what was found, for `restore`: plain values."""
+        limits = {name: list(of_output) for name, of_output in self._limits.items()}
+        return {"limits": limits, "weights": dict(self._weights), "masks": dict(self._masks)}
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Go on from what `stored` returned."""
+        self._limits = {name: (low, high) for name, (low, high) in stored["limits"].items()}
+        self._weights, self._masks = dict(stored["weights"]), dict(stored["masks"])
 
 
 def predicted_classes(task: OutputTask, outputs: Array) -> Array | None:

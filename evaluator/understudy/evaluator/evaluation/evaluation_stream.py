@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, Self
 
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
+from understudy.evaluator.evaluation.class_decisions import LabelNotes
 from understudy.evaluator.evaluation.slices import Members
 from understudy.evaluator.evaluator_errors import CancelledError, EvaluatorError, InvalidInputError, StreamIdleError
+from understudy.evaluator.model.inputs import by_output
 from understudy.evaluator.model.scorer import Scorer, ScoreState
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.types import Array, Arrays, Batch, EvaluationResult
@@ -80,9 +82,11 @@ class EvaluationStream:
             if not self._options.lenient:
                 raise InvalidInputError(*self._notes)
             self._options = BreakdownOptions()
+        tasks = handle.slot.output_tasks
+        self._outputs = list(tasks)
+        self._label_notes = LabelNotes(tasks)
         self._breakdown: Breakdown | None = None
         if not self._options.is_empty:
-            tasks = handle.slot.output_tasks
             self._breakdown = Breakdown(self._options, tasks, between_pieces=self._between_pieces)
         self._with_members = keep_outputs
         self._keep_outputs = keep_outputs or self._options.needs_predictions
@@ -183,6 +187,7 @@ class EvaluationStream:
             return {
                 "score": self._state.stored(),
                 "parts": parts,
+                "labels": self._label_notes.stored(),
                 "waiting_seconds": self._waiting_seconds,
                 "computing_seconds": self._computing_seconds,
             }
@@ -194,6 +199,8 @@ class EvaluationStream:
         """
         with self._lock:
             self._state = ScoreState.restored(stored["score"])
+            if "labels" in stored:  # else it is of an earlier release
+                self._label_notes.restore(stored["labels"])
             self._waiting_seconds = stored["waiting_seconds"]
             self._computing_seconds = stored["computing_seconds"]
             if self._breakdown is not None:
@@ -224,7 +231,7 @@ class EvaluationStream:
             step=self._handle.step,
             waiting_seconds=self._waiting_seconds,
             computing_seconds=self._computing_seconds,
-            notes=(*self._handle.slot.notes, *self._notes, *parts.notes),
+            notes=(*self._handle.slot.notes, *self._notes, *self._label_notes.notes(), *parts.notes),
             intervals=parts.intervals,
             slices=parts.slices,
             resamples=self._options.resamples if parts.intervals else 0,
@@ -259,6 +266,7 @@ class EvaluationStream:
         state = self._scorer.update(
             self._state, batch, between_pieces=self._between_pieces, keep_outputs=self._keep_outputs
         )
+        self._label_notes.add(by_output(batch, self._outputs), batch.sample_weights, state.masks)
         with self._lock:
             self._state = state
             self._waiting_seconds += began - added

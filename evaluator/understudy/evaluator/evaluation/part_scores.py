@@ -101,10 +101,14 @@ class WaitingBatch:
 
 @dataclass(kw_only=True)
 class PartMetrics:
-    """The metrics of parts by name, and their values in the resamples, ``[resamples]`` each."""
+    """The metrics of parts by name, and their values in the resamples, ``[resamples]`` each.
+
+    ``weightless`` are the parts of which sample weights or masks leave nothing of some output.
+    """
 
     metrics: dict[Part, dict[str, float]] = field(default_factory=dict)
     resampled: dict[Part, dict[str, Array]] = field(default_factory=dict)
+    weightless: set[Part] = field(default_factory=set)
 
     def put(self, part: Part, values: Mapping[str, Array], drawn: Array) -> None:
         """Add the metrics of a part.
@@ -156,6 +160,8 @@ class PartSums:
         self._of(WHOLE).add(added, draws)
         for part, rows in parts:
             self._of(part).add(added[rows], _taken(draws, rows))
+            if divisors.shape[1] > 1:
+                self._of(part).add_weights(divisors[rows, 1:])
         if not self._found.forms:
             return
         for part, rows in ((WHOLE, np.arange(len(added))), *parts):
@@ -207,6 +213,7 @@ class PartSums:
             for index, (part, states) in enumerate(some):
                 rows = slice(index * (1 + self._resamples), (index + 1) * (1 + self._resamples))
                 found.put(part, {name: each[rows] for name, each in usable.items()}, states.counts > 0)
+        found.weightless |= {part for part, states in parts if states.is_weightless}
 
     def _of(self, part: Part) -> _States:
         if part not in self._states:
@@ -221,6 +228,17 @@ class _States:
         self.counts = np.zeros(ways)
         self._sums = np.zeros((ways, state))
         self._means: dict[MeanForm, Array] = {}
+        self._weights: list[float] = []
+
+    @property
+    def is_weightless(self) -> bool:
+        """Whether sample weights or masks leave nothing of some output."""
+        return not all(self._weights)
+
+    def add_weights(self, weights: Array) -> None:
+        """Add the weights of examples by output, and how many of their elements masks keep, ``[examples, ...]``."""
+        added = np.abs(weights).sum(axis=0)
+        self._weights = (added + self._weights if self._weights else added).tolist()
 
     def add(self, increments: Array, draws: Array) -> None:
         self.counts += draws.sum(axis=1)
@@ -245,11 +263,12 @@ class _States:
 
     def stored(self) -> dict[str, Any]:
         means = [[astuple(form), array] for form, array in self._means.items()]
-        return {"counts": self.counts, "sums": self._sums, "means": means}
+        return {"counts": self.counts, "sums": self._sums, "means": means, "weights": self._weights}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         self.counts, self._sums = stored["counts"], stored["sums"]
         self._means = {MeanForm(*form): array for form, array in stored["means"]}
+        self._weights = stored.get("weights", [])  # that of an earlier release has none
 
     def keep_first(self) -> None:
         self.counts, self._sums = self.counts[:1], self._sums[:1]

@@ -58,9 +58,9 @@ class ScoreState:
     """The state of one stream. Immutable: `Scorer.update` returns a new one.
 
     ``example_losses`` are those of the last batch, float64 ``[examples]``, if requested and available. ``outputs`` are
-    the model's for the last batch, by name, if requested, and ``masks`` theirs; empty if the program itself runs the
-    model. ``scored`` is the last batch with the states around it, from which slices and resamples are computed, if
-    requested.
+    the model's for the last batch, by name, if requested, and ``masks`` are those of all outputs that have one; both
+    are empty if the program itself runs the model. ``scored`` is the last batch with the states around it, from which
+    slices and resamples are computed, if requested.
     """
 
     program: ScoringProgram | None = None
@@ -198,7 +198,7 @@ class Scorer:
             batches=state.batches + 1,
             example_losses=example_losses,
             outputs={name: np.asarray(output) for name, output in outputs.items()} if keep_outputs else {},
-            masks={name: np.asarray(mask) for name, mask in masks.items()} if keep_outputs else {},
+            masks={name: np.asarray(mask) for name, mask in masks.items()},
             scored=ScoredBatch(program=program, data=program.needed(data), before=before, after=values)
             if program.is_broken_down
             else None,

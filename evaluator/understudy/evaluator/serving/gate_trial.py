@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -14,6 +15,9 @@ from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.gates import ACCEPTED, PERCENT, REFUSED, RESOLUTION, UNDECIDED, Condition
 from understudy.evaluator.serving.promotion import LOSS, Ranking
 from understudy.evaluator.types import (
+    ALL_EXAMPLES,
+    NO_WEIGHT,
+    ONE_LABEL,
     Array,
     Arrays,
     CheckpointInfo,
@@ -23,6 +27,9 @@ from understudy.evaluator.types import (
     GateCondition,
     Interval,
 )
+
+_OF_OUTPUT = re.compile("'([^']*)' has")
+_NEEDS_BOTH_LABELS = re.compile(r"auc|recall|sensitivity", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +246,7 @@ class GateTrial:
 
 def _value(record: EvaluationRecord, condition: Condition) -> tuple[float, str]:
     """Return the value that a condition is about, and why it cannot be decided by; empty if it can."""
-    metrics, where = record.metrics, ""
+    metrics, where, notes = record.metrics, "", record.notes
     if condition.slice_name is not None:
         slices = {each.name: each for each in record.slices}
         part = slices.get(condition.slice_name)
@@ -251,13 +258,31 @@ def _value(record: EvaluationRecord, condition: Condition) -> tuple[float, str]:
         if not part.metrics:
             reason = ", ".join(part.notes) or "it has no metrics"
             return math.nan, f"slice {part.name!r} of {record.dataset!r} has {part.examples} examples: {reason}"
-        metrics, where = part.metrics, f" of slice {part.name!r}"
+        metrics, where, notes = part.metrics, f" of slice {part.name!r}", part.notes
     if condition.metric not in metrics:
         return math.nan, f"there is no metric {condition.metric}{where}; there are {sorted(metrics)}"
     value, loss = metrics[condition.metric], record.metrics.get(LOSS, 0.0)
     if math.isfinite(value) and math.isfinite(loss):
-        return value, ""
+        return value, _computed_from_nothing(condition, value, where, (*notes, *record.notes))
     return value, f"{condition.key} is {value!r}, the loss {record.metrics.get(LOSS)!r}; finite numbers are required"
+
+
+def _computed_from_nothing(condition: Condition, value: float, where: str, notes: Sequence[str]) -> str:
+    """Return why a value says nothing although it is a number; empty if it says something.
+
+    Keras gives 0 for a quotient of 0 and 0: a mean without weights, or an AUC without labels of both classes.
+    """
+    reason = next((note for note in notes if _takes_away(note, condition.metric, value)), "")
+    return reason and f"{condition.metric}{where} is {value:g}, which is computed from nothing: {reason}"
+
+
+def _takes_away(note: str, metric: str, value: float) -> bool:
+    """Return whether a value says nothing for the reason of a note. Without weights a loss may have other terms."""
+    if NO_WEIGHT in note:
+        output = _OF_OUTPUT.match(note)
+        is_of_other = output is not None and not metric.startswith(f"{output[1]}_")
+        return not is_of_other and (value == 0 or (metric == LOSS and note.startswith(ALL_EXAMPLES)))
+    return value == 0 and note.startswith(ONE_LABEL) and _NEEDS_BOTH_LABELS.search(metric) is not None
 
 
 def _incomparable(

@@ -60,10 +60,18 @@ class Gatekeeper:
         self._undecided: set[CheckpointKey] = set()
         self._reopened_by: dict[int, set[CheckpointKey]] = {}
         self._admitted: frozenset[CheckpointKey] = frozenset()
+        self._held_back = ""
 
     def admits(self, key: CheckpointKey) -> bool:
         """Return whether a checkpoint, by step and digest, may be served."""
         return key in self._admitted
+
+    def held_back(self) -> str:
+        """Return what the gate decided last on a checkpoint that it does not admit; empty if there is none.
+
+        Thread-safe.
+        """
+        return self._held_back
 
     @property
     def read_up_to(self) -> int:
@@ -139,6 +147,13 @@ class Gatekeeper:
                     self._reopened_by.setdefault(step, set()).add(key)
         if record.outcome is ACCEPTED or (record.outcome is UNDECIDED and self._gate.when_undecided == SERVE):
             self._admitted |= {key}
+            self._held_back = ""
+        else:
+            decided = "refused" if record.outcome is REFUSED else "is undecided on"
+            self._held_back = (
+                f"the gate {decided} step {record.step}: {record.reason}. Name the step to use it all the same "
+                f"(--version {record.step}), or have it served (promote --pin {record.step})"
+            )
 
     @property
     def _decision_dataset(self) -> str:

@@ -248,6 +248,7 @@ class SlotPool:
         self.predecessor_step: int | None = None
         self.servables: list[Servable] = []
         self.free: list[ModelSlot] = []
+        self.held_back: Callable[[], str] = str
         self._being_loaded = 0
 
     @property
@@ -283,7 +284,8 @@ class SlotPool:
     def _loaded(self, step: int | None) -> Servable:
         servable = self.serving if step is None else self.find(step)
         if servable is None and step is None:
-            raise NotReadyError("no checkpoint is serving yet; wait for the first to be published and loaded")
+            reason = self.held_back() or "wait for the first to be published and loaded"
+            raise NotReadyError(f"no checkpoint is serving yet; {reason}")
         if servable is None:
             loaded = sorted(other.step for other in self.servables)
             raise VersionNotFoundError(f"version {step} is not loaded; loaded are {loaded}")

@@ -99,6 +99,10 @@ class ServableManager:
         with self._changed:
             return self._pool.predecessor_step
 
+    def explain_with(self, held_back: Callable[[], str]) -> None:
+        """Have errors say what holds all checkpoints back while none is serving: a sentence, or nothing."""
+        self._pool.held_back = held_back
+
     def acquire(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
         """Borrow a servable, loading it on demand if necessary.
 
