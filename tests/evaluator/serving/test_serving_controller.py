@@ -230,7 +230,7 @@ def test_a_pin_is_not_superseded_by_the_policy_that_chooses_the_same_step_while_
     lifecycle.publish(1, 2)
     lifecycle.may_load.clear()
     choose, promote, has_chosen = controller.target, controller._promote, threading.Event()
-    follower = threading.Thread(target=controller.reconcile)
+    reconciling = threading.Thread(target=controller.reconcile)
 
     def chosen() -> int | None:
         step = choose()
@@ -238,15 +238,15 @@ def test_a_pin_is_not_superseded_by_the_policy_that_chooses_the_same_step_while_
         return step
 
     def followed_meanwhile(step: int, deadline: float | None) -> Future[Handle]:
-        if not follower.is_alive():
-            follower.start()
+        if not reconciling.is_alive():
+            reconciling.start()
             assert has_chosen.wait(WAIT_SECONDS)
         return promote(step, deadline)
 
     monkeypatch.setattr(controller, "target", chosen)
     monkeypatch.setattr(controller, "_promote", followed_meanwhile)
     change = controller.pin(1)
-    follower.join(WAIT_SECONDS)
+    reconciling.join(WAIT_SECONDS)
     lifecycle.may_load.set()
 
     assert change.result(WAIT_SECONDS).serving_step == 1
