@@ -434,10 +434,13 @@ def test_errors_of_what_is_done_are_sentences_and_other_bodies_are_refused(opera
 def test_without_callers_the_page_acts_only_under_an_address_and_not_at_all_read_only(
     replicas: tuple[str, ...], folder: Path
 ) -> None:
-    with served(folder, replicas, "open") as running:
+    with served(folder, replicas, "open", allowed_hosts=("rebound.example",)) as running:
         browser = Browser(running, None)
         with browser.client:
             fields = browser.fields("/acts/pin?step=10")
+            other = {
+                path: browser.client.get(path, headers={"host": "other.example"}) for path in ("/", "/metrics", "/v2")
+            }
             named = {"host": "rebound.example:8501", "origin": "http://rebound.example:8501"}
             elsewhere = browser.client.get("/acts/pin?step=10", headers=named)
             refused = browser.send("pin", fields, **named)
@@ -450,6 +453,7 @@ def test_without_callers_the_page_acts_only_under_an_address_and_not_at_all_read
             statuses = {act: browser.send(act, {}) for act in ACTS}
 
     assert (elsewhere.status_code, refused.status_code, done.status_code) == (403, 403, SEE_OTHER)
+    assert all(response.status_code == 403 and "other.example" in response.text for response in other.values())
     assert "only if it is opened by an address or as localhost" in Page(refused.text).text
     assert "/acts/" not in hidden
     assert "/acts/" not in page

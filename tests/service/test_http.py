@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from understudy.service import http
@@ -88,6 +88,27 @@ async def test_headers_that_are_too_large_are_refused_with_the_limit(client: htt
     answer = await client.get("/healthz", headers={"x-first": "v" * size, "x-second": "v"})
     assert (answer.status_code, "61440" in answer.json()["error"]) == (431, True)
     assert (await client.get("/healthz", headers={"x-first": "v" * 61_000})).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v2/models/digits/infer"])
+async def test_a_page_of_the_web_cannot_read_a_port_of_this_machine_under_its_own_name(path: str) -> None:
+    async def content(_request: Request) -> Response:
+        return PlainTextResponse("content")
+
+    app = http.build_app(
+        readiness=Readiness(),
+        routes=[Route(path, content, methods=["GET", "POST"])],
+        allowed_hosts=["Models.example"],
+    )
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8501") as client:
+        for name in ("rebound.example", "rebound.example:8501", "127.0.0.1.rebound.example", "[::1"):
+            answer = await client.request("POST" if "v2" in path else "GET", path, headers={"host": name})
+            assert answer.status_code == 403, name
+            assert "--allowed-hosts" in answer.json()["error"]
+        for name in ("127.0.0.1:8501", "localhost", "[::1]:8501", "models.EXAMPLE:80", ""):
+            assert (await client.get(path, headers={"host": name})).text == "content", name
+        assert (await client.get("/healthz", headers={"host": "probe.example"})).status_code == 200
 
 
 async def test_what_is_no_request_is_refused(client: httpx.AsyncClient) -> None:

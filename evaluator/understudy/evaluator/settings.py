@@ -178,6 +178,14 @@ class EvaluatorSettings:
     max_queue_examples: int = field(
         default=4096, metadata={"help": "Examples that may wait for a device.", "metavar": "EXAMPLES"}
     )
+    max_queue_mib: int = field(
+        default=1024,
+        metadata={
+            "help": "The most memory that the inputs of predictions may hold while they wait for a device, in MiB; a "
+            "request that waits alone may hold more.",
+            "metavar": "MIB",
+        },
+    )
     max_batch_delay_ms: float | None = field(
         default=None,
         metadata={
@@ -305,7 +313,9 @@ class EvaluatorSettings:
 
     def __post_init__(self) -> None:
         self._check_at_least("slots", MIN_SLOTS)
-        for name in ("evaluation_batch_size", "load_attempts", "max_device_failures", "follow_download_mib"):
+        for name in ("evaluation_batch_size", "load_attempts", "max_device_failures"):
+            self._check_at_least(name, 1)
+        for name in ("follow_download_mib", "max_queue_mib"):
             self._check_at_least(name, 1)
         self._check_numbers_if_given()
         self._check_at_least("max_queue_examples", self.max_batch_size or 1)

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import ssl
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
 import h11
@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from understudy.service.calls.audit import audit_refused_request
+from understudy.service.calls.caller import host_name, is_direct
 from understudy.service.calls.served_call import MAX_HEADER_BYTES, check_headers
 from understudy.service.calls.status import CallEndedError
 from understudy.service.readiness import Readiness, ReadinessState
@@ -46,7 +47,13 @@ PROBES: Final = frozenset({"/healthz", "/readyz"})
 """The paths that callers without a certificate reach always, because Kubernetes' probes have none."""
 
 
-def build_app(*, readiness: Readiness, routes: Sequence[Route] = (), root_path: str = "") -> ASGIApp:
+def build_app(
+    *,
+    readiness: Readiness,
+    routes: Sequence[Route] = (),
+    root_path: str = "",
+    allowed_hosts: Collection[str] | None = None,
+) -> ASGIApp:
     """Return the ASGI application.
 
     Args:
@@ -54,6 +61,7 @@ def build_app(*, readiness: Readiness, routes: Sequence[Route] = (), root_path: 
         routes: Additional routes.
         root_path: The path under which a proxy serves this port, such as ``/models/digits``. Requests may have it
             before their own path, or not, if the proxy removes it.
+        allowed_hosts: The names in the Host header that are served, besides addresses and ``localhost``; None for all.
     """
 
     async def healthz(_request: Request) -> Response:
@@ -64,7 +72,35 @@ def build_app(*, readiness: Readiness, routes: Sequence[Route] = (), root_path: 
         return JSONResponse({"ready": ready, "reason": readiness.reason}, status_code=200 if ready else 503)
 
     own = (Route("/healthz", healthz), Route("/readyz", readyz))
-    return _unambiguous(_rooted(Starlette(routes=[*own, *routes]), root_path))
+    app = _rooted(Starlette(routes=[*own, *routes]), root_path)
+    return _unambiguous(app if allowed_hosts is None else _named(app, allowed_hosts))
+
+
+def _named(app: ASGIApp, allowed_hosts: Collection[str]) -> ASGIApp:
+    """Refuse requests under other names: a page on the web may have its own name lead to this machine, and read this.
+
+    A request without a name comes from no browser.
+    """
+    allowed = {name.lower() for name in allowed_hosts}
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        for key, value in scope["headers"]:
+            if key == b"host" and value and scope["path"] not in PROBES:
+                host = value.decode("latin-1")
+                if not is_direct(host) and host_name(host) not in allowed:
+                    await _refuse_name(scope, host)(scope, receive, send)
+                    return
+        await app(scope, receive, send)
+
+    return answer
+
+
+def _refuse_name(scope: Scope, host: str) -> JSONResponse:
+    message = (
+        f"this port is not served under the name {host_name(host)!r} of the Host header, as it listens on this machine "
+        "only and has no callers: use an address or localhost, or give the name with --allowed-hosts"
+    )
+    return _refused(scope, message)
 
 
 def _unambiguous(app: ASGIApp) -> ASGIApp:
@@ -334,12 +370,16 @@ def _probes_only(app: Any) -> Any:
             await app(scope, receive, send)
         else:
             message = f"{scope['path']} needs a client certificate"
-            host, port = scope["client"] or ("", 0)
-            audit_refused_request(f"{host}:{port}", scope["path"], message)
-            refusal = JSONResponse({"error": message}, status_code=403)
-            await refusal(scope, receive, send)
+            await _refused(scope, message)(scope, receive, send)
 
     return answer
+
+
+def _refused(scope: Scope, message: str) -> JSONResponse:
+    """Return the response to a request that may not be made, and write its line in the audit log."""
+    host, port = scope["client"] or ("", 0)
+    audit_refused_request(f"{host}:{port}", scope["path"], message)
+    return JSONResponse({"error": message}, status_code=403)
 
 
 class _SignalFreeServer(uvicorn.Server):

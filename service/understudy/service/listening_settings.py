@@ -63,6 +63,15 @@ class ListeningSettings:
             "metavar": "PATH",
         },
     )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Names, such as that of a proxy, under which the HTTP port is served on a loopback address, where "
+            "neither TLS nor --callers is given; there, requests whose Host header has another name than localhost "
+            "are refused.",
+            "metavar": "NAMES",
+        },
+    )
     address_file: Path | None = field(
         default=None,
         metadata={
@@ -253,6 +262,15 @@ class ListeningSettings:
             client_ca=self.tls_client_ca,
             requires_client=self.tls_client_auth == "required",
         )
+
+    @property
+    def http_names(self) -> tuple[str, ...] | None:
+        """The names of the Host header that the HTTP port serves besides addresses and ``localhost``; None for all.
+
+        Certificates and tokens keep a page on the web from reading the port; names of other machines cannot be known.
+        """
+        is_open = self.tls_cert is None and self.callers is None and is_loopback(self.host)
+        return self.allowed_hosts if is_open else None
 
     @property
     def max_message_bytes(self) -> int:

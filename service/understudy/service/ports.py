@@ -84,7 +84,12 @@ class Ports:
         self._announce_addresses(stack)
 
     def _app_with(self, routes: Sequence[Route]) -> ASGIApp:
-        return http.build_app(readiness=self._readiness, routes=routes, root_path=self._settings.root_path)
+        return http.build_app(
+            readiness=self._readiness,
+            routes=routes,
+            root_path=self._settings.root_path,
+            allowed_hosts=self._settings.http_names,
+        )
 
     def _announce_addresses(self, stack: AsyncExitStack) -> None:
         file = self._settings.address_file

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from testkit.engine_calls import predict_on
 from testkit.engine_harness import TIMEOUT, CountedHandle, EngineHarness, outputs
-from understudy.evaluator.batching.request_queue import MAX_PREDICTS_BEFORE_EVALUATE, LatencyEstimator
+from understudy.evaluator.batching.request_queue import MAX_PREDICTS_BEFORE_EVALUATE, LatencyEstimator, size_of
 from understudy.evaluator.evaluator_errors import (
     DeadlineExceededError,
     DrainingError,
@@ -134,6 +134,40 @@ def test_a_full_queue_refuses_at_once(harness: EngineHarness) -> None:
     with pytest.raises(OverloadedError, match="15 examples are waiting and at most 16 may"):
         harness.predict(1.0, 2.0)
     assert harness.observer.reasons == ["queue_full"]
+
+
+def test_requests_that_would_hold_too_much_memory_are_refused_with_the_wait() -> None:
+    harness = EngineHarness(max_batch_size=4, max_queue_examples=64, max_queue_bytes=1000)
+    try:
+        harness.occupy()
+        large = harness.predict(1.0, width=500)
+        with pytest.raises(
+            OverloadedError, match="hold 2000 bytes, and 4 more would exceed the 1000 of --max-queue-mib"
+        ):
+            harness.predict(2.0)
+        assert harness.observer.reasons == ["queue_full"]
+        harness.go()
+        large.result(TIMEOUT)
+        assert outputs(harness.predict(3.0)) == [6.0]
+    finally:
+        harness.close()
+
+
+def test_abandoned_requests_make_room_for_the_memory_of_others() -> None:
+    harness = EngineHarness(max_batch_size=4, max_queue_examples=64, max_queue_bytes=1000)
+    try:
+        harness.occupy()
+        assert harness.predict(1.0, width=250).cancel()
+        future = harness.predict(5.0)
+        harness.go()
+        assert outputs(future) == [10.0]
+    finally:
+        harness.close()
+
+
+def test_the_strings_of_waiting_requests_count_as_well() -> None:
+    strings = np.array([[b"x" * 1000], [b""]], object)
+    assert size_of({"x": np.zeros((2, 3), np.float32), "s": strings}) == 24 + 2 * (8 + 33) + 1000
 
 
 def test_what_nobody_wants_makes_room_in_a_full_queue(harness: EngineHarness) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.status import PermissionDeniedError
-from understudy.service.page.forms import VALID_SECONDS, FormTokens, fields_of, is_direct
+from understudy.service.page.forms import VALID_SECONDS, FormTokens, fields_of
 
 FORM = "application/x-www-form-urlencoded"
 FIELDS = {"step": "10", "serving": "20"}
@@ -65,21 +65,3 @@ def test_what_is_no_form_is_refused(content_type: str, body: bytes) -> None:
 
 def test_a_form_is_read() -> None:
     assert fields_of(f"{FORM}; charset=UTF-8", b"a=1&b=%3Cx%3E+y&c=") == {"a": "1", "b": "<x> y", "c": ""}
-
-
-@pytest.mark.parametrize(
-    ("host", "direct"),
-    [
-        ("127.0.0.1:8501", True),
-        ("[::1]:8501", True),
-        ("10.1.2.3", True),
-        ("localhost:8501", True),
-        ("evil.example:8501", False),
-        ("localhost.evil.example", False),
-        ("127.0.0.1.evil.example", False),
-        ("", False),
-        (None, False),
-    ],
-)
-def test_only_addresses_and_localhost_cannot_be_the_name_of_another_site(host: str | None, direct: bool) -> None:  # noqa: FBT001
-    assert is_direct(host) is direct

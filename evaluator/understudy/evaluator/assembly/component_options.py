@@ -130,6 +130,7 @@ def engine_settings(
     return EngineSettings(
         max_batch_size=min(settings.max_batch_size or found.max_batch_size, settings.max_queue_examples) * len(devices),
         max_queue_examples=settings.max_queue_examples,
+        max_queue_bytes=settings.max_queue_mib << 20,
         max_batch_delay_seconds=(given_delay or 0.0) / _MILLISECONDS,
         gathering_seconds=found.gathering_seconds if given_delay is None and cpus_only else 0.0,
         max_device_failures=settings.max_device_failures,

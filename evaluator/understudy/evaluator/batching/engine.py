@@ -23,6 +23,7 @@ from understudy.evaluator.batching.request_queue import (
     Refusal,
     is_dead,
     raise_refusal,
+    size_of,
 )
 from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
 from understudy.evaluator.observer import Observer
@@ -39,6 +40,8 @@ class EngineSettings:
     Attributes:
         max_batch_size: The maximum number of examples of one batch. A larger request is a separate batch.
         max_queue_examples: The maximum number of queued examples, for Predict and for Evaluate each.
+        max_queue_bytes: The most bytes that the inputs of queued Predict requests may take; one that waits alone may
+            have more.
         max_batch_delay_seconds: How long the oldest request may wait for more requests to fill its batch.
         gathering_seconds: How long an idle device waits for as many requests as there were before: those of the last
             batch, and those that waited when it was done. A lone request after a lone request does not wait.
@@ -54,6 +57,7 @@ class EngineSettings:
 
     max_batch_size: int = 256
     max_queue_examples: int = 4096
+    max_queue_bytes: int = 1 << 30
     max_batch_delay_seconds: float = 0.0
     gathering_seconds: float = 0.0
     inline_batches: bool = True
@@ -94,7 +98,7 @@ class Engine:
         self._settings = settings
         self._observer = observer
         self._latency = LatencyEstimator(settings.max_batch_size, settings.concurrent_batches)
-        self._admission = Admission(settings.max_queue_examples, self._latency)
+        self._admission = Admission(settings.max_queue_examples, settings.max_queue_bytes, self._latency)
         self._swept_at = -math.inf
         self._judge = InlineJudge()
         health = DeviceHealth(settings.max_device_failures, on_device_state)
@@ -177,14 +181,15 @@ class Engine:
             arrived=time.monotonic(),
             token=token,
             sink=sink,
+            size=size_of(inputs),
         )
         dead: Sequence[PredictRequest] = ()
         try:
             with self._changed:
-                refusal = self._predict_refusal(request.examples, deadline)
+                refusal = self._predict_refusal(request.examples, request.size, deadline)
                 if refusal is not None and self._may_clear(refusal):
                     dead = self._sweep()
-                    refusal = self._predict_refusal(request.examples, deadline)
+                    refusal = self._predict_refusal(request.examples, request.size, deadline)
                 raise_refusal(refusal, self._observer)
                 self._scheduler.predicts.append(request)
                 if dispatch:
@@ -196,7 +201,7 @@ class Engine:
 
     def check_admission(self, deadline: float | None, *, examples: int = 1) -> None:
         """Raise as `submit` does for overload, the deadline, the size or shutdown, before the request exists."""
-        refusal = self._predict_refusal(examples, deadline)
+        refusal = self._predict_refusal(examples, 0, deadline)
         if refusal is not None and not self._may_clear(refusal):
             raise_refusal(refusal, self._observer)
 
@@ -241,8 +246,8 @@ class Engine:
         self._evaluations.join()
         self._thread.join(timeout_seconds)
 
-    def _predict_refusal(self, examples: int, deadline: float | None) -> Refusal | None:
-        return self._admission.predict(examples, deadline, waiting=self._scheduler.predicts.examples)
+    def _predict_refusal(self, examples: int, size: int, deadline: float | None) -> Refusal | None:
+        return self._admission.predict(examples, size, deadline, queue=self._scheduler.predicts)
 
     def _may_clear(self, refusal: Refusal) -> bool:
         """Whether there may be room without the cancelled and expired requests."""

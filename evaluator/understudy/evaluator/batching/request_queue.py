@@ -70,6 +70,8 @@ class PredictRequest:
     arrived: float
     token: Any
     sink: ResultSink[Any]
+    size: int
+    """The bytes of the inputs; see `size_of`."""
 
     def begin(self) -> bool:
         """Mark it as running; return False if it was cancelled."""
@@ -113,6 +115,19 @@ class EvaluateRequest:
 
 Request = PredictRequest | EvaluateRequest
 
+_STRING_BYTES = 33
+"""What a string takes besides its characters and the reference to it."""
+
+
+def size_of(inputs: Arrays) -> int:
+    """Return the bytes of arrays, with their strings."""
+    size = 0
+    for array in inputs.values():
+        size += array.nbytes
+        if array.dtype.kind == "O":
+            size += _STRING_BYTES * array.size + sum(map(len, array.ravel().tolist()))
+    return size
+
 
 def is_late(request: Request) -> bool:
     """Whether the request's deadline has passed."""
@@ -131,11 +146,17 @@ def late(request: Request) -> DeadlineExceededError:
 
 
 class PredictQueue:
-    """Requests by group, each group in the order of arrival. Not thread-safe."""
+    """Requests by group, each group in the order of arrival. Not thread-safe.
+
+    Attributes:
+        examples: The number of queued examples.
+        size: The bytes of their inputs.
+    """
 
     def __init__(self) -> None:
         self._groups: OrderedDict[Hashable, deque[PredictRequest]] = OrderedDict()
         self.examples = 0
+        self.size = 0
 
     def __bool__(self) -> bool:
         return bool(self._groups)
@@ -152,6 +173,7 @@ class PredictQueue:
         """Append a request to its group."""
         self._groups.setdefault(request.group, deque()).append(request)
         self.examples += request.examples
+        self.size += request.size
 
     def oldest(self) -> PredictRequest:
         """Return the request that has waited longest; its group is next."""
@@ -174,7 +196,9 @@ class PredictQueue:
             waiting.popleft()
         if not waiting:
             del self._groups[batch[0].group]
-        self.examples -= sum(request.examples for request in batch)
+        for request in batch:
+            self.examples -= request.examples
+            self.size -= request.size
         return batch
 
     def next_batch(self, max_batch_size: int) -> list[PredictRequest]:
@@ -195,7 +219,7 @@ class PredictQueue:
         """Remove and return the requests for which ``unwanted`` is true."""
         everything = list(self)
         self._groups.clear()
-        self.examples = 0
+        self.examples = self.size = 0
         removed = []
         for request in everything:
             if unwanted(request):
@@ -322,11 +346,13 @@ class Admission:
 
     Args:
         max_queue_examples: The maximum number of queued examples, of each operation.
+        max_queue_bytes: The most bytes that the inputs of queued Predict requests may take.
         latency: Estimates the latency of batches.
     """
 
-    def __init__(self, max_queue_examples: int, latency: LatencyEstimator) -> None:
+    def __init__(self, max_queue_examples: int, max_queue_bytes: int, latency: LatencyEstimator) -> None:
         self._max_queue_examples = max_queue_examples
+        self._max_queue_bytes = max_queue_bytes
         self._latency = latency
         self._closing = False
 
@@ -334,13 +360,14 @@ class Admission:
         """Refuse all requests from now on."""
         self._closing = True
 
-    def predict(self, examples: int, deadline: float | None, *, waiting: int) -> Refusal | None:
-        """Return why a Predict request is refused, or None.
+    def predict(self, examples: int, size: int, deadline: float | None, *, queue: PredictQueue) -> Refusal | None:
+        """Return why a Predict request is refused, or None. One that waits alone may have any size.
 
         Args:
             examples: Its number of examples.
+            size: The bytes of its inputs.
             deadline: On the `time.monotonic` clock, in seconds; None if there is none.
-            waiting: The number of examples that are queued and will be computed before it.
+            queue: The requests that will be computed before it.
 
         Returns:
             InvalidInputError for more examples than the queue can ever hold, DrainingError after `close`,
@@ -350,7 +377,13 @@ class Admission:
         if examples > self._max_queue_examples:
             accepted = f"at most {self._max_queue_examples} are accepted: split it"
             return Refusal("invalid", InvalidInputError(f"got {examples} examples in one request; {accepted}"))
-        return self._check(examples, deadline, waiting=waiting, examples_ahead=waiting)
+        waiting = queue.examples
+        refusal = self._check(examples, deadline, waiting=waiting, examples_ahead=waiting)
+        if refusal is None and waiting and queue.size + size > self._max_queue_bytes:
+            held = f"waiting requests hold {queue.size} bytes, and {size} more would exceed"
+            message = f"{held} the {self._max_queue_bytes} of --max-queue-mib; try again shortly"
+            return Refusal("queue_full", self._overloaded(message, waiting))
+        return refusal
 
     def evaluate(self, examples: int, deadline: float | None, *, waiting: int) -> Refusal | None:
         """Return why a batch of an evaluation is refused, or None; as `predict`, but of any size and without estimate.
@@ -369,7 +402,8 @@ class Admission:
         if deadline is not None and (refusal := self._unmeetable(deadline, examples_ahead)) is not None:
             return refusal
         if waiting and waiting + examples > self._max_queue_examples:
-            return Refusal("queue_full", self._full(waiting))
+            message = f"{waiting} examples are waiting and at most {self._max_queue_examples} may; try again shortly"
+            return Refusal("queue_full", self._overloaded(message, waiting))
         return None
 
     def _unmeetable(self, deadline: float, examples_ahead: int) -> Refusal | None:
@@ -386,7 +420,6 @@ class Admission:
         )
         return Refusal("unmeetable", error)
 
-    def _full(self, waiting: int) -> OverloadedError:
+    def _overloaded(self, message: str, waiting: int) -> OverloadedError:
         retry_after = self._latency.estimate(waiting)
-        message = f"{waiting} examples are waiting and at most {self._max_queue_examples} may; try again shortly"
         return OverloadedError(message, retry_after_seconds=retry_after) if retry_after else OverloadedError(message)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Final
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -129,3 +131,23 @@ class RefusalCounter:
             registry=registry,
         )
         self.count = {reason: counter.labels(reason).inc for reason in _REFUSALS}
+
+
+def host_name(host: str | None) -> str:
+    """Return the name or address in a Host header, without the port; empty if it has none."""
+    try:
+        return urlsplit(f"//{host or ''}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_direct(host: str | None) -> bool:
+    """Return whether a Host header is an address or ``localhost``, which no other site's name can stand for."""
+    name = host_name(host)
+    if name == "localhost":
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, VersionNotFoundError
 from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
-from understudy.service.calls.caller import Group
+from understudy.service.calls.caller import Group, is_direct
 from understudy.service.calls.methods import Method
 from understudy.service.calls.served_call import Guard, ServedMethod, ServedMethods
 from understudy.service.calls.status import PermissionDeniedError
@@ -44,7 +44,6 @@ from understudy.service.page.forms import (
     asked,
     check_same_origin,
     fields_of,
-    is_direct,
     number,
 )
 from understudy.service.page.operations import Operations

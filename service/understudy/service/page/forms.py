@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import secrets
 import time
@@ -95,18 +94,6 @@ def check_same_origin(call: PageCall) -> None:
         raise PermissionDeniedError(
             "the form was not sent from a page of this server; open the page and act there, or use the command line"
         )
-
-
-def is_direct(host: str | None) -> bool:
-    """Return whether a Host header is an address or ``localhost``, which no other site's name can stand for."""
-    name = urlsplit(f"//{host or ''}").hostname or ""
-    if name == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 _LARGEST: Final = 2**63 - 1
