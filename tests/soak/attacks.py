@@ -240,7 +240,7 @@ def open_pages(served: Served) -> Iterator[str]:
             stack.enter_context(connection)
             path = "/events" if number % 2 else "/checkpoints/3/events"
             with suppress(OSError):
-                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         time.sleep(_ATTACK_SECONDS)
     yield from ()
 
