@@ -466,3 +466,9 @@ def test_rescore_scores_every_kept_step_on_a_new_dataset(run: Run) -> None:
 
 def test_rescore_of_nothing_says_where_to_look(run: Run) -> None:
     assert "from step 100000 on that was scored" in refusal(run("rescore", "--since", "100000"), code=1)
+    assert "from step 5 to 3 that was" in refusal(run("rescore", "--since", "5", "--until", "3"), code=1)
+
+
+def test_replay_of_a_file_that_is_no_log_is_refused(run: Run, tmp_path: Path) -> None:
+    refused = run("replay", saved(tmp_path, image=X), "--version", str(STEP))
+    assert "is no request log; give the folder that --request-log names" in refusal(refused, code=1)

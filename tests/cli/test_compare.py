@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from click.testing import CliRunner
 
@@ -50,10 +52,20 @@ def test_without_an_interval_the_metrics_stand_alone(capsys: pytest.CaptureFixtu
     assert "-1" in told
 
 
+def test_a_metric_that_one_version_has_not_has_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = compared(20, 1.0, None)
+    score = dataclasses.replace(lacking.score, metrics={"loss": 1.0})
+    _show(result(compared(10, 2.0, None), dataclasses.replace(lacking, score=score, differences={"loss": -1.0})))
+    told = capsys.readouterr().out
+    assert "nan" not in told
+    assert [line.split() for line in told.splitlines() if "accuracy" in line][1] == ["20", "accuracy", "-", "-"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--versions", "1,2"], "neither FILE and --dataset"),
+        (["--versions", "1,2", "--dataset", "test", "--slice", "age:30,18"], "the edges 30,18 do not ascend"),
         (["--versions", "1", "--dataset", "test"], "is one version; give two or more"),
         (["--versions", "1,newest", "--dataset", "test"], "'newest' is neither a step nor one of"),
         (["--dataset", "test"], "Missing option '--versions'"),

@@ -118,6 +118,22 @@ def test_only_metrics_of_one_configuration_are_compared_though_others_have_chang
     assert note.startswith("hit of step 5 has another configuration than that of step 3")
 
 
+def test_a_comparison_says_which_metrics_only_one_version_has(tmp_path: Path) -> None:
+    run = RealRun(tmp_path)
+    run.publish(3)
+    run.publish(5, model=hitting_model(5, 0.5))
+    with run.running(datasets=[examples()]) as evaluator:
+        wait_for_records(evaluator, 2)
+        notes = [
+            note
+            for steps in ([3, 5], [5, 3])
+            for note in evaluator.compare(steps, "test").result(WAIT_SECONDS).notes
+            if "hit" in note
+        ]
+    said = "step 3 has no hit, which step 5 has, so they are not compared; name the metrics to compare with"
+    assert notes == [said, said]
+
+
 def test_a_dataset_that_changed_is_scored_anew_noted_and_never_mixed_with_the_old_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -131,5 +131,4 @@ def test_freed_memory_is_given_back_again_and_again(
     monkeypatch.setattr(MemoryTrimmer, "trim_if_grown", lambda trimmer: looks.append(trimmer))  # noqa: PLW0108 - becomes a method
     chief.publish(10)
     run_service().wait_ready()
-    until(lambda: len(looks) > 2)
-    assert len(set(looks)) == 1
+    until(lambda: any(looks.count(trimmer) > 2 for trimmer in looks))

@@ -334,6 +334,7 @@ def test_dead_letters_are_shown_and_sent_again_or_dropped_by_who_may(
         ({"origin": "http://elsewhere.example"}, {}, "was not sent from a page of this server"),
         ({"origin": "null"}, {}, "was not sent from a page of this server"),
         ({"origin": ""}, {}, "was not sent from a page of this server"),
+        ({"origin": "http://[", "host": "localhost"}, {}, "was not sent from a page of this server"),
         ({"sec-fetch-site": "cross-site"}, {}, "was not sent from a page of this server"),
         ({"sec-fetch-site": "same-site"}, {}, "was not sent from a page of this server"),
         ({}, {"token": "0.0"}, "confirm again"),

@@ -100,8 +100,8 @@ def _show(result: CompareResult) -> None:
         (
             str(version.score.step),
             name,
-            f"{version.score.metrics.get(name, math.nan):.9g}",
-            f"{version.differences.get(name, math.nan):+.6g}",
+            f"{version.score.metrics[name]:.9g}" if name in version.score.metrics else "-",
+            "-" if math.isnan(apart := version.differences.get(name, math.nan)) else f"{apart:+.6g}",
             *_bounds(version.metric_differences.get(name)),
         )
         for version in result.versions

@@ -78,7 +78,7 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
         recorded = f"{each.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}"
         rows.append((str(each.sequence), str(each.step), each.dataset, each.outcome, recorded, shown))
         for part in each.slices:
-            shown = formatted_metrics(part.metrics, part.intervals) or "; ".join(part.notes)
+            shown = "; ".join(filter(None, (formatted_metrics(part.metrics, part.intervals), *part.notes)))
             rows.append(("", "", f"  {part.name}", f"{part.examples} examples", "", shown))
     print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
     comparability = ComparabilityNotes()

@@ -231,8 +231,11 @@ def _logged_examples(folder: Path, metadata: ModelMetadata, limit: int | None) -
         return tuple(TensorSpec(**dataclasses.asdict(tensor)) for tensor in tensors)
 
     signature = Signature(inputs=specs(metadata.inputs), outputs=specs(metadata.outputs))
+    files = find_records(folder)
+    if not files and folder.is_file():
+        raise CommandError(f"{folder} is no request log; give the folder that --request-log names, or a file of it")
     with reported(EvaluatorError):
-        yield from islice(read_logged(find_records(folder), signature), limit)
+        yield from islice(read_logged(files, signature), limit)
 
 
 def _batches(examples: Iterator[LoggedExample], size: int) -> Iterator[list[LoggedExample]]:

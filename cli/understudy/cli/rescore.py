@@ -52,7 +52,8 @@ def command(
         pairs = _pairs(client, before, since, until, datasets)
         if not pairs:
             raise click.ClickException(
-                f"the server has no checkpoint from step {since} on that was scored; see 'understudy evaluations'"
+                f"the server has no checkpoint from step {since} {'on' if until is None else f'to {until}'} that was "
+                "scored; see 'understudy evaluations'"
             )
         counts: Counter[str] = Counter()
         for step, dataset in pairs:

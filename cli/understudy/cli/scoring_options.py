@@ -44,10 +44,23 @@ metric_option = click.option(
     help='A Keras metric with its configuration, such as AUC={"curve":"PR"}; repeatable. The compiled ones by default.',
 )
 
+
+def _checked_slices(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    if value:
+        from understudy.evaluator.evaluation.slices import SliceError, parse_slices
+
+        try:
+            parse_slices(value)
+        except SliceError as error:
+            raise click.BadParameter(str(error)) from error
+    return value
+
+
 slice_option = click.option(
     "--slice",
     "slices",
     multiple=True,
+    callback=_checked_slices,
     metavar="FEATURE",
     help="Score this part of the examples, too: label, predicted or a feature in FILE; age:18,30,65 in buckets; "
     "country*label crossed. Repeatable.",

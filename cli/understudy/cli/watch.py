@@ -64,7 +64,7 @@ def _show(evaluation: Evaluation, comparability: ComparabilityNotes) -> None:
     ]
     click.echo("  ".join(part for part in parts if part))
     for part in evaluation.slices:
-        scores = formatted_metrics(part.metrics, part.intervals) or "; ".join(part.notes)
+        scores = "; ".join(filter(None, (formatted_metrics(part.metrics, part.intervals), *part.notes)))
         click.echo(f"    {part.name}  {part.examples} examples  {scores}")
     for note in (*evaluation.notes, *comparability.of(evaluation)):
         click.echo(f"note: {note}")

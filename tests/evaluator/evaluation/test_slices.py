@@ -64,6 +64,8 @@ def test_one_hot_targets_are_classes() -> None:
         ("a*b*c", r"'a\*b\*c' is not a feature or two"),
         ("", "is not a feature or two"),
         ("age*age:3", "crosses 'age' with itself"),
+        ("predicted:q2", "the quantiles of 'predicted' differ from version to version; give edges"),
+        ("age*predicted/kind:q2", "the quantiles of 'predicted/kind' differ"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_refused_with_its_text(text: str, complaint: str) -> None:
@@ -76,7 +78,7 @@ def test_a_setting_that_cannot_be_used_is_refused_with_its_text(text: str, compl
     [
         ("cuntry", "no feature 'cuntry' to slice by; there are label, predicted, age, country, is_new, pixels"),
         ("pixels", r"'pixels' has shape \['examples', 2, 2\]; a slice needs one value for each example"),
-        ("country:1,2", "'country' holds object, not numbers, so it has no buckets"),
+        ("country:1,2", "'country' holds text, not numbers, so it has no buckets"),
         ("label/other", "no feature 'label/other'"),
     ],
 )
@@ -88,6 +90,12 @@ def test_a_feature_that_does_not_fit_is_refused_with_what_there_is(text: str, co
         assert found(slicer=lenient) == {"label=1": [1], "label=3": [0, 2, 3]}
     (note,) = lenient.notes
     assert note.startswith(f"slice {text!r} is left out: ")
+
+
+def test_without_predicted_classes_there_is_no_slice_by_them() -> None:
+    slicer = Slicer(settings=parse_slices(["predicted"]))
+    with pytest.raises(SliceError, match=r"because no predicted classes are known; there are label, age$"):
+        slicer.values({"y": np.zeros(2)}, {}, {"age": np.zeros(2)})
 
 
 def test_several_classes_of_an_example_are_no_slice() -> None:

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +29,9 @@ from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.sharding.coordinator import ShardCoordinator
 from understudy.evaluator.sharding.evaluate import evaluate_files
 from understudy.evaluator.sharding.local_pool import LocalPool
+from understudy.evaluator.sharding.pool import Event, ShardComputed
 from understudy.evaluator.sharding.predict import predict_files
-from understudy.evaluator.sharding.schedule import Patience
+from understudy.evaluator.sharding.schedule import Patience, ShardingError
 from understudy.evaluator.sharding.work import DataSource, ModelSource, Work, open_data, shards_of
 from understudy.evaluator.sharding.worker import ShardWorker
 from understudy.experiments import load_experiment
@@ -130,6 +131,18 @@ def test_data_that_do_not_fit_the_model_end_the_work_at_once(case: Case, pools: 
     with pytest.raises(InvalidInputError, match=r"input 'inputs' has shape \[8, 5, 5, 1\]"):
         evaluate_files(work, step=STEP, make_pool=pools)
     assert pools.started == 1
+
+
+def test_a_worker_that_returns_too_few_examples_ends_the_work(case: Case) -> None:
+    class LosingPool(LocalPool):
+        def wait(self, timeout_seconds: float) -> Sequence[Event]:
+            return [
+                replace(event, result=event.result[1:]) if isinstance(event, ShardComputed) else event
+                for event in super().wait(timeout_seconds)
+            ]
+
+    with pytest.raises(ShardingError, match="a worker returned 8 of the 16 examples from example 0 on"):
+        evaluate_files(case.work, step=STEP, make_pool=lambda work: LosingPool(work, workers=1), batches_per_shard=2)
 
 
 def test_a_model_with_a_step_of_its_own_is_scored_without_workers_and_says_so(pools: Pools, tmp_path: Path) -> None:

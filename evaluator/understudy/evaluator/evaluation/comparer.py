@@ -247,6 +247,12 @@ class ComparisonRun:
                 "are not compared; name the metrics to compare with"
                 for name in sorted(configured_otherwise(first.result, other))
             )
+            notes.extend(
+                f"step {lacking.step} has no {', '.join(sorted(names))}, which step {having.step} has, so they are not "
+                "compared; name the metrics to compare with"
+                for lacking, having in ((first.result, other), (other, first.result))
+                if (names := having.metrics.keys() - lacking.metrics.keys())
+            )
         confidence = self._bootstrap.confidence
         metrics = metric_differences(first.result, others, confidence=confidence)
         slices = slice_differences(first.result, others, confidence=confidence)

@@ -160,6 +160,8 @@ def _parse_feature(text: str, part: str) -> SliceFeature:
         count = int(quantiles[1])
         if not 1 < count <= _MAX_QUANTILES:
             raise SliceError(f"slice {text!r} has {count} quantiles; give 2 to {_MAX_QUANTILES}")
+        if _is(name, PREDICTED):
+            raise SliceError(f"slice {text!r}: the quantiles of {name!r} differ from version to version; give edges")
         return SliceFeature(name=name, quantiles=count)
     try:
         edges = tuple(float(edge) for edge in buckets.split(","))
@@ -379,10 +381,11 @@ def _values(feature: SliceFeature, targets: Arrays, predictions: Arrays, columns
         _, _, output = feature.name.partition("/")
         found = source.get(output) if output else next(iter(source.values())) if len(source) == 1 else None
     if found is None:
-        raise SliceError(
-            f"there is no feature {feature.name!r} to slice by; there are "
-            f"{', '.join(available(targets, predictions, columns))}"
-        )
+        names, reason = available(targets, predictions, columns), ""
+        if feature.is_prediction and not predictions:
+            names = [name for name in names if name != PREDICTED]
+            reason = ", because no predicted classes are known"
+        raise SliceError(f"there is no feature {feature.name!r} to slice by{reason}; there are {', '.join(names)}")
     if _is(feature.name, LABEL):
         found = _classes(feature.name, found)
     if found.ndim != 1:
@@ -391,7 +394,7 @@ def _values(feature: SliceFeature, targets: Arrays, predictions: Arrays, columns
             "example"
         )
     if (feature.edges or feature.quantiles) and found.dtype.kind not in "biuf":
-        raise SliceError(f"feature {feature.name!r} holds {found.dtype.name}, not numbers, so it has no buckets")
+        raise SliceError(f"feature {feature.name!r} holds text, not numbers, so it has no buckets")
     return found
 
 
@@ -399,10 +402,8 @@ def number_values(feature: SliceFeature, targets: Arrays, columns: Arrays) -> Ar
     """Return the values of a feature whose quantiles are requested; see `Slicer.members`.
 
     Raises:
-        SliceError: The feature does not exist, has no single number for each example, or is the prediction.
+        SliceError: The feature does not exist, or has no single number for each example.
     """
-    if feature.is_prediction:
-        raise SliceError(f"the quantiles of {feature.name!r} differ from version to version; give edges")
     return _values(feature, targets, {}, columns)
 
 

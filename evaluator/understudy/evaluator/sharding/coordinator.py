@@ -98,7 +98,7 @@ class ShardCoordinator:
             is_wanted: Called now and then; returns whether to continue.
 
         Raises:
-            ShardingError: The workers cannot compute a shard.
+            ShardingError: The workers cannot compute a shard, or returned too few or too many examples of it.
             CancelledError: The coordinator was closed, or the results are no longer wanted.
             Exception: The error that the model, the data or the pool have.
         """
@@ -113,6 +113,12 @@ class ShardCoordinator:
                 result = self._results.pop(self._consumed)
                 self._consumed += 1
             self._pool.wake()
+            computed = sum(batch.examples for batch in result)
+            if computed != shard.examples:
+                raise ShardingError(
+                    f"a worker returned {computed} of the {shard.examples} examples from example {shard.first_example} "
+                    "on; compare the versions of this project on all machines, and start the computation again"
+                )
             yield shard, result
 
     def _has_news(self) -> bool:

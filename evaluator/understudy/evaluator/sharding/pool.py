@@ -48,6 +48,11 @@ class ComputedBatch:
     sample_weights: Arrays = field(default_factory=dict)
     features: Arrays = field(default_factory=dict)
 
+    @property
+    def examples(self) -> int:
+        """The number of examples."""
+        return len(next(iter(self.outputs.values())))
+
 
 ShardResult = Sequence[ComputedBatch]
 """The batches of a shard, in order."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.calls.status import PermissionDeniedError
@@ -89,7 +89,8 @@ def check_same_origin(call: PageCall) -> None:
     if site is not None:
         is_own = site == "same-origin"
     else:
-        is_own = origin is not None and urlsplit(origin).netloc == call.header("host")
+        host = call.header("host")
+        is_own = bool(origin and host) and (origin or "").partition("://")[2] == host
     if not is_own:
         raise PermissionDeniedError(
             "the form was not sent from a page of this server; open the page and act there, or use the command line"

@@ -176,7 +176,7 @@ class SpanCallTracer:
             return self._start(call, _NEW)
 
     def _start(self, call: Call, context: Context) -> SpanCallTrace | None:
-        epoch_ns = time.time_ns() - time.monotonic_ns()
+        epoch_ns = _epoch_ns()
         span = self._tracer.start_span(
             call.span_name(),
             context,
@@ -297,6 +297,11 @@ class SpanCallTrace:
 def _trace_of(prediction: TracedPrediction) -> SpanCallTrace:
     assert isinstance(prediction.trace, SpanCallTrace)  # noqa: S101 - which has made it
     return prediction.trace
+
+
+def _epoch_ns() -> int:
+    """Return the time of the epoch at 0 of the `time.monotonic` clock, in nanoseconds."""
+    return max(time.time_ns() - time.monotonic_ns() for _ in range(3))  # a pause between the two makes it less
 
 
 def _ns(monotonic_seconds: float, epoch_ns: int) -> int:
