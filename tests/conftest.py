@@ -183,7 +183,7 @@ def plain_tracebacks() -> None:
 
 @pytest.fixture(autouse=True)
 def own_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo the configuration of logs that a test makes in this process, as each command that serves does."""
+    """Undo the configuration of logs that a test makes in this process, as a command does that it runs here."""
     import structlog
 
     configure = structlog.configure
@@ -192,9 +192,10 @@ def own_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         configure(**{**options, "cache_logger_on_first_use": False})  # else used loggers would keep it
 
     monkeypatch.setattr(structlog, "configure", configure_for_now)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    root, own = logging.getLogger(), logging.getLogger("understudy")
+    handlers, level, own_level = root.handlers[:], root.level, own.level
     yield
+    own.setLevel(own_level)
     if structlog.is_configured():
         root.handlers[:] = handlers
         root.setLevel(level)
