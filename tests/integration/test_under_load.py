@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 from integration.conftest import REPLICAS
 
-from testkit.checkpoints import OUTPUTS, Chief, ones
+from testkit.checkpoints import OUTPUTS, Chief, ones, step_model
 from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import RunningService, running_service, until
 from understudy.clients import (
@@ -36,6 +37,9 @@ STREAM_IDLE_SECONDS = 3.0
 FULL = 3 * REPLICAS
 HELD_BACK = {"max_batch_size": FULL // REPLICAS, "max_queue_examples": FULL, "max_batch_delay_ms": 6_000.0}
 """A batch that is not full waits six seconds for more examples, so that a request can be caught in the queue."""
+
+WIDE = 200_000
+"""The features of an example of 0.8 MB."""
 
 Run = Callable[..., RunningService]
 
@@ -171,6 +175,30 @@ async def test_a_full_queue_says_when_to_try_again(loaded: RunningService) -> No
         assert (await client.predict({"x": ones(1)})).step == 10  # the batch is full
         assert (await waiting).step == 10
     assert loaded.metric("understudy_rejected_total", reason="queue_full") == 1
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+@pytest.mark.usefixtures("front_end")
+async def test_requests_that_would_hold_too_much_memory_while_they_wait_are_refused(
+    run_service: Run, chief: Chief
+) -> None:
+    chief.publish_other(10, step_model(10, width=WIDE))
+    service = run_service({}, {**HELD_BACK, "max_batch_delay_ms": 200_000.0, "max_queue_mib": 1})
+    service.wait_ready()
+    example = np.ones((1, WIDE), np.float32)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, WIDE], "data": example.tolist()}
+    async with AsyncClient(service.grpc) as client, httpx.AsyncClient(base_url=f"http://{service.http}") as http:
+        waiting = asyncio.create_task(client.predict({"x": example}))
+        await until_waiting(service, rows=1)
+        with pytest.raises(OverloadedError, match="the 1048576 of --max-queue-mib") as caught:
+            await client.predict({"x": example})
+        (outcome,) = [each async for each in client.predict_many([{"x": example}])]
+        refused = await http.post("/v2/models/model/infer", json={"inputs": [tensor]})
+        waiting.cancel()
+    assert (caught.value.retry_after_seconds or 0) > 0
+    assert isinstance(outcome, OverloadedError)
+    assert (refused.status_code, "--max-queue-mib" in refused.text) == (429, True)
+    assert service.metric("understudy_rejected_total", reason="queue_full") == 3
 
 
 def test_devices_that_do_not_exist_keep_the_service_from_starting(run_service: Run) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from understudy.cli.command_errors import CommandError
+from understudy.cli.command_errors import CommandError, written
 from understudy.experiments.example_arrays import FoundExamples, find_examples, find_inputs, portable, read_arrays
 from understudy.experiments.experiment_errors import ExampleError
 
@@ -90,12 +90,9 @@ def examples_to_score(file: Path, metadata: ModelMetadata, slices: Sequence[str]
 
 def write_npz(file: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays as `numpy.savez` does; bfloat16, which the format lacks, becomes float32, bytes fixed-width."""
-    written = {name: portable(array) for name, array in arrays.items()}
-    try:
-        with file.open("wb") as sink:
-            np.savez(sink, allow_pickle=False, **written)
-    except OSError as error:
-        raise CommandError(f"cannot write {file}: {error.strerror}; give another --output") from error
+    stored = {name: portable(array) for name, array in arrays.items()}
+    with written(file), file.open("wb") as sink:
+        np.savez(sink, allow_pickle=False, **stored)
 
 
 def _reported(find: Callable[[], T], file: Path) -> T:

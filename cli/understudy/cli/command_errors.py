@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import click
@@ -71,6 +72,15 @@ def reported(*expected: type[Exception]) -> Iterator[None]:
         yield
     except expected as error:
         raise CommandError(str(error) or type(error).__name__) from error
+
+
+@contextmanager
+def written(output: Path) -> Iterator[None]:
+    """Report that ``--output`` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"cannot write {output}: {error.strerror}; give another --output") from error
 
 
 @contextmanager

@@ -13,7 +13,14 @@ import click
 
 from understudy.cli.connection import ConnectionSettings, connected
 from understudy.cli.options import settings_options
-from understudy.cli.output import ComparabilityNotes, evaluation_as_json, formatted_metrics, plain, print_table
+from understudy.cli.output import (
+    ComparabilityNotes,
+    evaluation_as_json,
+    formatted_metrics,
+    formatted_slice,
+    plain,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation
@@ -78,7 +85,7 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
         recorded = f"{each.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}"
         rows.append((str(each.sequence), str(each.step), each.dataset, each.outcome, recorded, shown))
         for part in each.slices:
-            shown = "; ".join(filter(None, (formatted_metrics(part.metrics, part.intervals), *part.notes)))
+            shown = formatted_slice(part)
             rows.append(("", "", f"  {part.name}", f"{part.examples} examples", "", shown))
     print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
     comparability = ComparabilityNotes()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from understudy.cli.command_errors import CommandError
+from understudy.cli.command_errors import CommandError, written
 from understudy.cli.connection import ConnectionSettings, VersionType, connected
 from understudy.cli.options import settings_options
 from understudy.cli.output import plain, print_table
@@ -79,10 +79,8 @@ def command(
     if output is None:
         _show(found)
         return
-    try:
+    with written(output):
         _write(found, output)
-    except OSError as error:
-        raise CommandError(f"cannot write {output}: {error.strerror}; give another --output") from error
     click.echo(f"wrote {output}: {len(found.indices)} of {found.total} examples")
     _show_notes(found)
 

@@ -43,6 +43,11 @@ def formatted_metrics(metrics: Mapping[str, float], intervals: Mapping[str, Any]
     return "  ".join(f"{name} {with_interval(metrics[name], known.get(name))}" for name in ordered(metrics))
 
 
+def formatted_slice(part: Any) -> str:
+    """Return the metrics of a slice as text, with its notes."""
+    return "; ".join(filter(None, (formatted_metrics(part.metrics, part.intervals), *part.notes)))
+
+
 def ordered(metrics: Iterable[str]) -> list[str]:
     """Return the names of metrics, the loss first."""
     return sorted(metrics, key=lambda name: (name != "loss", name))

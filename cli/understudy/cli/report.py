@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from understudy.cli.command_errors import CommandError
+from understudy.cli.command_errors import written
 from understudy.cli.connection import ConnectionSettings, VersionsType, VersionType, connected
 from understudy.cli.options import settings_options
 from understudy.cli.output import evaluation_as_json, plain
@@ -72,10 +72,8 @@ def command(
     found = None if drift is None else read_drift(drift)
     with connected(settings) as client:
         report = dataclasses.replace(_collected(client, compare or (step,), dataset), drift=found)
-    try:
+    with written(output):
         output.write_text(_rendered(report, output.suffix), encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"cannot write {output}: {error.strerror}; give another --output") from error
     click.echo(f"wrote {output}: {' and '.join(f'step {one.evaluation.step}' for one in report.versions)}")
 
 

@@ -9,7 +9,7 @@ import click
 from understudy.cli.command_errors import INTERRUPTED
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import ComparabilityNotes, evaluation_as_json, formatted_metrics, print_json
+from understudy.cli.output import ComparabilityNotes, evaluation_as_json, formatted_metrics, formatted_slice, print_json
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation
@@ -64,7 +64,7 @@ def _show(evaluation: Evaluation, comparability: ComparabilityNotes) -> None:
     ]
     click.echo("  ".join(part for part in parts if part))
     for part in evaluation.slices:
-        scores = "; ".join(filter(None, (formatted_metrics(part.metrics, part.intervals), *part.notes)))
+        scores = formatted_slice(part)
         click.echo(f"    {part.name}  {part.examples} examples  {scores}")
     for note in (*evaluation.notes, *comparability.of(evaluation)):
         click.echo(f"note: {note}")

@@ -251,8 +251,6 @@ class EvaluatorState(EvaluatorLifecycle):
 
     def _resolve(self, version: Version) -> int:
         """Return the step that a version currently stands for."""
-        if version == "serving":
-            return self._components.manager.servable().step
         return version if isinstance(version, int) else self._components.controller.resolve(version)
 
     def _scored_dataset(self, name: str) -> str:

@@ -313,9 +313,13 @@ class EvaluatorSettings:
 
     def __post_init__(self) -> None:
         self._check_at_least("slots", MIN_SLOTS)
-        for name in ("evaluation_batch_size", "load_attempts", "max_device_failures"):
-            self._check_at_least(name, 1)
-        for name in ("follow_download_mib", "max_queue_mib"):
+        for name in (
+            "evaluation_batch_size",
+            "load_attempts",
+            "max_device_failures",
+            "max_queue_mib",
+            "follow_download_mib",
+        ):
             self._check_at_least(name, 1)
         self._check_numbers_if_given()
         self._check_at_least("max_queue_examples", self.max_batch_size or 1)

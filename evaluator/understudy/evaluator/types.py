@@ -258,6 +258,12 @@ class EvaluationRecord:
     metric_digests: Mapping[str, str] = field(default_factory=dict)
     conditions: tuple[GateCondition, ...] = ()
 
+    @property
+    def held_back(self) -> str:
+        """That and why the gate did not accept the checkpoint; empty if this is no such decision."""
+        said = {EvaluationOutcome.REFUSED: "refused", EvaluationOutcome.UNDECIDED: "is undecided on"}
+        return f"the gate {said[self.outcome]} step {self.step}: {self.reason}" if self.outcome in said else ""
+
     def configuration(self, metric: str) -> MetricConfiguration:
         """Return what is known of the configuration of a metric."""
         return MetricConfiguration(self.metric_digests.get(metric, ""), self.metric_digest)

@@ -259,15 +259,8 @@ class ServiceObserver(RequestObserver):
     def _show(self, record: EvaluationRecord) -> None:
         """Show the metrics of an entry, and keep the gate's decision."""
         if record.outcome in self._decisions:
-            self._held_back = _held_back(record)
+            self._held_back = record.held_back and f"no checkpoint is serving yet; {record.held_back}"
         self._scores.show(record)
-
-
-def _held_back(record: EvaluationRecord) -> str:
-    said = {EvaluationOutcome.REFUSED: "the gate refused", EvaluationOutcome.UNDECIDED: "the gate is undecided on"}
-    if record.outcome not in said:
-        return ""
-    return f"no checkpoint is serving yet; {said[record.outcome]} step {record.step}: {record.reason}"
 
 
 STATES = ("running", "finished", "failed")

@@ -199,8 +199,7 @@ class EvaluationStream:
         """
         with self._lock:
             self._state = ScoreState.restored(stored["score"])
-            if "labels" in stored:  # else it is of an earlier release
-                self._label_notes.restore(stored["labels"])
+            self._label_notes.restore(stored["labels"])
             self._waiting_seconds = stored["waiting_seconds"]
             self._computing_seconds = stored["computing_seconds"]
             if self._breakdown is not None:

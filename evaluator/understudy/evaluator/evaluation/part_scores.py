@@ -268,7 +268,7 @@ class _States:
     def restore(self, stored: Mapping[str, Any]) -> None:
         self.counts, self._sums = stored["counts"], stored["sums"]
         self._means = {MeanForm(*form): array for form, array in stored["means"]}
-        self._weights = stored.get("weights", [])  # that of an earlier release has none
+        self._weights = stored["weights"]
 
     def keep_first(self) -> None:
         self.counts, self._sums = self.counts[:1], self._sums[:1]

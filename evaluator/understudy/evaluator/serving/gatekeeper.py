@@ -149,10 +149,9 @@ class Gatekeeper:
             self._admitted |= {key}
             self._held_back = ""
         else:
-            decided = "refused" if record.outcome is REFUSED else "is undecided on"
             self._held_back = (
-                f"the gate {decided} step {record.step}: {record.reason}. Name the step to use it all the same "
-                f"(--version {record.step}), or have it served (promote --pin {record.step})"
+                f"{record.held_back}. Name the step to use it all the same (--version {record.step}), or have it "
+                f"served (promote --pin {record.step})"
             )
 
     @property

@@ -94,8 +94,9 @@ class ServingController:
             NotReadyError: Nothing is serving yet.
             VersionNotFoundError: No version is best yet.
         """
-        steps = {"serving": self._serving_step, "latest": self._latest_step, "best": self._ranking.best}
-        step = steps[label]()
+        if label == "serving":
+            return self._manager.servable().step
+        step = self._ranking.best() if label == "best" else self._latest_step()
         if step is None and label == "best":
             raise VersionNotFoundError("no version is best yet; wait for the first result of the monitored metric")
         if step is None:
