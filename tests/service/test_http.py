@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +14,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from understudy.service import http
+from understudy.service.calls.caller import is_direct
+from understudy.service.listening_settings import ListeningSettings
 from understudy.service.readiness import Readiness
 from understudy.service.service_errors import PortInUseError
 
@@ -109,6 +113,41 @@ async def test_a_page_of_the_web_cannot_read_a_port_of_this_machine_under_its_ow
         for name in ("127.0.0.1:8501", "localhost", "[::1]:8501", "models.EXAMPLE:80", ""):
             assert (await client.get(path, headers={"host": name})).text == "content", name
         assert (await client.get("/healthz", headers={"host": "probe.example"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "direct"),
+    [
+        ("127.0.0.1:8501", True),
+        ("[::1]:8501", True),
+        ("10.1.2.3", True),
+        ("localhost:8501", True),
+        ("evil.example:8501", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("", False),
+        ("[::1", False),
+        (None, False),
+    ],
+)
+def test_only_addresses_and_localhost_cannot_be_the_name_of_another_site(host: str | None, direct: bool) -> None:  # noqa: FBT001
+    assert is_direct(host) is direct
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, ()),
+        ({"allowed_hosts": ("models.example",)}, ("models.example",)),
+        ({"callers": Path("callers.toml")}, None),
+        ({"tls_cert": Path("cert.pem"), "tls_key": Path("key.pem")}, None),
+        ({"host": "0.0.0.0", "insecure": True}, None),  # noqa: S104 - nothing is bound
+    ],
+)
+def test_names_are_checked_where_nothing_else_keeps_pages_of_the_web_out(
+    settings: dict[str, Any], names: tuple[str, ...] | None
+) -> None:
+    assert ListeningSettings(**settings).http_names == names
 
 
 async def test_what_is_no_request_is_refused(client: httpx.AsyncClient) -> None:

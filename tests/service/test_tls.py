@@ -18,13 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from testkit.certificates import SECONDS, Credentials, replace
-from understudy.service.calls.caller import OPEN_TO_ALL, is_direct
+from understudy.service.calls.caller import OPEN_TO_ALL
 from understudy.service.calls.methods import foreign_service
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.grpcio.grpc_server import server_of
 from understudy.service.handlers.status_handlers import HealthHandler
-from understudy.service.listening_settings import ListeningSettings
 from understudy.service.readiness import Readiness
 from understudy.service.service_errors import SettingsError
 from understudy.service.services import HEALTH
@@ -215,38 +214,3 @@ async def test_without_authorities_of_clients_every_client_is_served(server: Cre
     finally:
         await front_end.drain(0)
     assert response.status == health_pb2.HealthCheckResponse.SERVING
-
-
-@pytest.mark.parametrize(
-    ("host", "direct"),
-    [
-        ("127.0.0.1:8501", True),
-        ("[::1]:8501", True),
-        ("10.1.2.3", True),
-        ("localhost:8501", True),
-        ("evil.example:8501", False),
-        ("localhost.evil.example", False),
-        ("127.0.0.1.evil.example", False),
-        ("", False),
-        ("[::1", False),
-        (None, False),
-    ],
-)
-def test_only_addresses_and_localhost_cannot_be_the_name_of_another_site(host: str | None, direct: bool) -> None:  # noqa: FBT001
-    assert is_direct(host) is direct
-
-
-@pytest.mark.parametrize(
-    ("settings", "names"),
-    [
-        ({}, ()),
-        ({"allowed_hosts": ("models.example",)}, ("models.example",)),
-        ({"callers": Path("callers.toml")}, None),
-        ({"tls_cert": Path("cert.pem"), "tls_key": Path("key.pem")}, None),
-        ({"host": "0.0.0.0", "insecure": True}, None),  # noqa: S104 - nothing is bound
-    ],
-)
-def test_names_are_checked_where_nothing_else_keeps_pages_of_the_web_out(
-    settings: dict[str, Any], names: tuple[str, ...] | None
-) -> None:
-    assert ListeningSettings(**settings).http_names == names
