@@ -22,7 +22,7 @@ lock docs 3.11.5 pyproject.toml --extra docs # pymdown-extensions needs a patch 
 words pip-audit cyclonedx-bom | lock audit 3.11 -
 # The image's, with either build of TensorFlow. tensorflow-serving-api requires the other one by name.
 tensorflow='>=2.21,<2.22'
-image() { lock "image-$1" 3.11 pyproject.toml - --extra server-base --extra examples --extra otel --extra s3 "${@:2}"; }
+image() { lock "image-$1" 3.11 pyproject.toml - --extra server-base --extra examples --extra otel --extra s3 --extra gcs "${@:2}"; }
 words "tensorflow-cpu$tensorflow" "tensorflow-serving-api$tensorflow" | image cpu --no-emit-package tensorflow
 words "tensorflow[and-cuda]$tensorflow" "tensorflow-serving-api$tensorflow" | image cuda
 # What the image has besides for a cluster. Its other packages have the same versions in all lists, by constraints.txt.

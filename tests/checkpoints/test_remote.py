@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from testkit.buckets import BucketServer, bucket_server
+from testkit.buckets import BucketServer, GcsServer, bucket_server, gcs_server
 from understudy.checkpoints import DamagedCheckpointError, FolderSource, UnsupportedLocationError
 from understudy.checkpoints.checkpoint_errors import RemoteStorageError, StorageRefusalError
 from understudy.checkpoints.remote.files import FileStatus, RemoteFiles, open_remote, usable
@@ -34,10 +34,16 @@ def s3() -> Iterator[BucketServer]:
         yield server
 
 
-@pytest.fixture(params=["ram", "s3"])
+@pytest.fixture(scope="module")
+def gs() -> Iterator[GcsServer]:
+    with gcs_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["ram", "s3", "gs"])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    if request.param == "s3":
-        server = request.getfixturevalue("s3")
+    if request.param != "ram":
+        server = request.getfixturevalue(request.param)
         yield Place(url=f"{server.make_bucket()}/models", upload=server.upload, remove=server.remove)
         return
     url = f"ram://{uuid.uuid4().hex}"
@@ -191,8 +197,24 @@ def test_a_bucket_that_an_operator_must_mend_is_refused_by_name(
         monkeypatch.delenv(name)
     with pytest.raises(StorageRefusalError, match="credentials"):
         _source(bucket, tmp_path).check()
-    with pytest.raises(UnsupportedLocationError, match="names no bucket"):
-        open_remote("s3://")
+    for url in ("s3://", "gs://"):
+        with pytest.raises(UnsupportedLocationError, match="names no bucket"):
+            open_remote(url)
+
+
+def test_a_bucket_of_google_cloud_that_an_operator_must_mend_is_refused_by_name(
+    gs: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StorageRefusalError, match=r"gs://no-such-bucket is refused: 404 .*; check the bucket"):
+        _source("gs://no-such-bucket", tmp_path).check()
+    bucket = gs.make_bucket()
+    for name in gs.environ:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    with pytest.raises(
+        StorageRefusalError, match=f"{bucket} cannot be used: .*; check the credentials of Google Cloud"
+    ):
+        _source(bucket, tmp_path).check()
 
 
 def test_a_store_that_is_gone_says_nothing_about_checkpoints(

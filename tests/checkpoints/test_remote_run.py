@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testkit.buckets import BucketServer, bucket_server
+from testkit.buckets import BucketServer, GcsServer, bucket_server, gcs_server
 from testkit.in_process import until
 from understudy.checkpoints import (
     AlreadyPublishedError,
@@ -25,10 +25,9 @@ from understudy.checkpoints import (
     read_training_status,
 )
 from understudy.checkpoints.checkpoint_errors import RemoteStorageError
-from understudy.checkpoints.remote.files import open_remote
+from understudy.checkpoints.remote.files import open_remote, open_store
 from understudy.checkpoints.remote.publisher import OWNER_FILE, RemotePublisher
 from understudy.checkpoints.remote.run_source import RemoteRunSource
-from understudy.checkpoints.remote.s3 import S3Files
 from understudy.checkpoints.signing import accepted_keys, public_file, write_key_pair
 
 from .conftest import Publish
@@ -42,18 +41,35 @@ def s3() -> Iterator[BucketServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def gs() -> Iterator[GcsServer]:
+    with gcs_server() as server:
+        yield server
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """A remote run folder and its server."""
 
-    s3: BucketServer
+    server: BucketServer | GcsServer
     url: str
 
 
 @pytest.fixture
-def place(s3: BucketServer) -> Iterator[Place]:
-    yield Place(s3=s3, url=f"{s3.make_bucket()}/runs/one")
+def s3_place(s3: BucketServer) -> Iterator[Place]:
+    yield Place(server=s3, url=f"{s3.make_bucket()}/runs/one")
     s3.refuse = lambda _: None
+
+
+@pytest.fixture
+def gs_place(gs: GcsServer) -> Iterator[Place]:
+    yield Place(server=gs, url=f"{gs.make_bucket()}/runs/one")
+    gs.refuse, gs.knows_preconditions = lambda _: None, True
+
+
+@pytest.fixture(params=["s3_place", "gs_place"])
+def place(request: pytest.FixtureRequest) -> Place:
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -66,7 +82,7 @@ def _source(url: str, mirror: Path) -> RemoteRunSource:
 
 
 def _publisher(run: RunDir, url: str, *, keep: int = 5) -> RemotePublisher:
-    return RemotePublisher(run, S3Files(url), keep=keep)
+    return RemotePublisher(run, open_store(url), keep=keep)
 
 
 def _publish_all(run: RunDir, url: str, *, keep: int = 5) -> bool:
@@ -90,7 +106,7 @@ def test_a_published_checkpoint_is_fetched_elsewhere_as_it_was_committed(
     manifest = publish(3)
     publish(4, final=True)
     _publish_all(run, place.url)
-    assert place.s3.names(place.url) == sorted([*_keys(3), *_keys(4), OWNER_FILE])
+    assert place.server.names(place.url) == sorted([*_keys(3), *_keys(4), OWNER_FILE])
     until(lambda: _steps(source) == [3, 4])
     first, second = source.poll()
     assert (first.digest, first.final, second.final, first.copies) == (manifest.digest, False, True, True)
@@ -101,11 +117,13 @@ def test_a_published_checkpoint_is_fetched_elsewhere_as_it_was_committed(
     assert [path.name for path in (tmp_path / "mirror" / "checkpoints" / f"{3:012d}").iterdir()] == ["manifest.json"]
 
 
-def test_the_manifest_comes_last_and_is_deleted_first(place: Place, run: RunDir, publish: Publish) -> None:
+def test_the_manifest_comes_last_and_is_deleted_first(s3_place: Place, run: RunDir, publish: Publish) -> None:
     publish(3)
-    place.s3.requests.clear()
-    _publish_all(run, place.url)
-    writes = [path.rpartition("/")[2] for method, path in place.s3.requests if method == "PUT" and f"{3:012d}" in path]
+    s3_place.server.requests.clear()
+    _publish_all(run, s3_place.url)
+    writes = [
+        path.rpartition("/")[2] for method, path in s3_place.server.requests if method == "PUT" and f"{3:012d}" in path
+    ]
     assert writes[-1] == "manifest.json"
     publish(4)
     deleted = []
@@ -115,33 +133,33 @@ def test_the_manifest_comes_last_and_is_deleted_first(place: Place, run: RunDir,
             deleted.append(s3_names_of_three())
 
     def s3_names_of_three() -> list[str]:
-        place.s3.refuse = lambda _: None
-        found = [name for name in place.s3.names(place.url) if f"{3:012d}" in name]
-        place.s3.refuse = note_what_is_left
+        s3_place.server.refuse = lambda _: None
+        found = [name for name in s3_place.server.names(s3_place.url) if f"{3:012d}" in name]
+        s3_place.server.refuse = note_what_is_left
         return found
 
-    place.s3.refuse = note_what_is_left
-    _publish_all(run, place.url, keep=1)
-    place.s3.refuse = lambda _: None
+    s3_place.server.refuse = note_what_is_left
+    _publish_all(run, s3_place.url, keep=1)
+    s3_place.server.refuse = lambda _: None
     assert deleted == [_keys(3), _keys(3, files=FILES[1:])]
-    assert place.s3.names(place.url) == sorted([*_keys(4), OWNER_FILE])
+    assert s3_place.server.names(s3_place.url) == sorted([*_keys(4), OWNER_FILE])
 
 
 def test_what_has_no_manifest_is_never_taken_and_the_next_publisher_goes_on(
     place: Place, run: RunDir, publish: Publish, source: RemoteRunSource
 ) -> None:
     publish(3)
-    place.s3.refuse = lambda environ: (
+    place.server.refuse = lambda environ: (
         "503 Slow Down" if environ["REQUEST_METHOD"] == "PUT" and "manifest" in environ["PATH_INFO"] else None
     )
-    with pytest.raises(RemoteStorageError, match="SlowDown"):
+    with pytest.raises(RemoteStorageError, match=r"SlowDown|503"):
         _publish_all(run, place.url)
-    assert place.s3.names(place.url) == sorted([*_keys(3, files=FILES[1:]), OWNER_FILE])
+    assert place.server.names(place.url) == sorted([*_keys(3, files=FILES[1:]), OWNER_FILE])
     assert _steps(source) == []
-    place.s3.refuse = lambda _: None
-    place.s3.requests.clear()
+    place.server.refuse = lambda _: None
+    place.server.requests.clear()
     _publish_all(run, place.url)
-    written = [path.rpartition("/")[2] for method, path in place.s3.requests if method == "PUT"]
+    written = [path.rpartition("/")[2] for method, path in place.server.requests if method == "PUT"]
     assert written == [OWNER_FILE, "manifest.json"]
     until(lambda: _steps(source) == [3])
 
@@ -158,15 +176,15 @@ def test_only_one_of_two_publishers_commits_a_step(
     with pytest.raises(AlreadyPublishedError, match=f"{place.url} holds the checkpoints of another run"):
         _publish_all(other, place.url)
     (other.root / OWNER_FILE).write_bytes((run.root / OWNER_FILE).read_bytes())  # as in a copy of the run folder
-    before = {name: place.s3.read(f"{place.url}/{name}") for name in place.s3.names(place.url)}
+    before = {name: place.server.read(f"{place.url}/{name}") for name in place.server.names(place.url)}
     _publish_all(other, place.url)
     assert "step 3 is not published" in caplog.text
     assert "is of another checkpoint of this step" in caplog.text
-    assert {name: place.s3.read(f"{place.url}/{name}") for name in place.s3.names(place.url)} == before
+    assert {name: place.server.read(f"{place.url}/{name}") for name in place.server.names(place.url)} == before
 
 
 def test_a_manifest_is_written_only_where_there_is_none(place: Place) -> None:
-    store = S3Files(place.url)
+    store = open_store(place.url)
     barrier = threading.Barrier(4)
     wrote = []
 
@@ -180,18 +198,36 @@ def test_a_manifest_is_written_only_where_there_is_none(place: Place) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrote == [place.s3.read(f"{place.url}/manifest.json")]
+    assert wrote == [place.server.read(f"{place.url}/manifest.json")]
 
 
-def test_a_store_without_conditional_writes_is_refused(place: Place, run: RunDir, publish: Publish) -> None:
+def test_a_store_of_s3_without_conditional_writes_is_refused(s3_place: Place, run: RunDir, publish: Publish) -> None:
     def forget_the_condition(environ: object) -> None:
         if isinstance(environ, dict):
             environ.pop("HTTP_IF_NONE_MATCH", None)
 
     publish(3)
-    place.s3.refuse = forget_the_condition
-    with pytest.raises(UnsupportedLocationError, match="this store ignores If-None-Match"):
-        _publish_all(run, place.url)
+    s3_place.server.refuse = forget_the_condition
+    with pytest.raises(UnsupportedLocationError, match="this store ignores the condition that there be no such object"):
+        _publish_all(run, s3_place.url)
+
+
+def test_a_store_without_preconditions_is_refused(
+    gs: GcsServer, gs_place: Place, run: RunDir, publish: Publish
+) -> None:
+    publish(3)
+    gs.knows_preconditions = False
+    with pytest.raises(UnsupportedLocationError, match="this store ignores the condition that there be no such object"):
+        _publish_all(run, gs_place.url)
+
+
+def test_on_google_cloud_the_manifest_comes_last_as_well(gs_place: Place, run: RunDir, publish: Publish) -> None:
+    publish(3)
+    _publish_all(run, gs_place.url)
+    assert gs_place.server.requests[-1][1].endswith(f"{3:012d}/manifest.json")
+    publish(4)
+    _publish_all(run, gs_place.url, keep=1)
+    assert gs_place.server.names(gs_place.url) == sorted([*_keys(4), OWNER_FILE])
 
 
 def test_one_process_publishes_a_run_folder_at_a_time(place: Place, run: RunDir) -> None:
@@ -207,17 +243,17 @@ def test_damage_is_told_and_what_is_replaced_meanwhile_is_gone(
     until(lambda: _steps(source) == [3])
     (checkpoint,) = source.poll()
     model = f"{place.url}/checkpoints/{3:012d}/model.keras"
-    whole = place.s3.read(model)
-    place.s3.put(model, whole[:-1])
+    whole = place.server.read(model)
+    place.server.put(model, whole[:-1])
     with pytest.raises(DamagedCheckpointError, match=f"has {len(whole) - 1} bytes, its manifest says {len(whole)}"):
         checkpoint.fetch(tmp_path / "taken")
-    place.s3.put(model, bytes(len(whole)))
+    place.server.put(model, bytes(len(whole)))
     with pytest.raises(DamagedCheckpointError, match="has SHA-256"):
         checkpoint.fetch(tmp_path / "taken")
-    place.s3.remove(model)
+    place.server.remove(model)
     with pytest.raises(DamagedCheckpointError, match="is missing"):
         checkpoint.fetch(tmp_path / "taken")
-    place.s3.remove(f"{place.url}/checkpoints/{3:012d}/manifest.json")
+    place.server.remove(f"{place.url}/checkpoints/{3:012d}/manifest.json")
     with pytest.raises(CheckpointGoneError, match="deleted or replaced"):
         checkpoint.fetch(tmp_path / "taken")
     assert not (tmp_path / "taken").exists()
@@ -231,14 +267,14 @@ def test_a_store_that_is_gone_is_no_damage_and_what_is_known_stays(
     _publish_all(run, place.url)
     until(lambda: _steps(source) == [3])
     (checkpoint,) = source.poll()
-    place.s3.stop()
+    place.server.stop()
     try:
         with pytest.raises(RemoteStorageError):
             checkpoint.fetch(tmp_path / "taken")
         with pytest.raises(RemoteStorageError):
             until(lambda: source.poll() is None)
     finally:
-        place.s3.start()
+        place.server.start()
     assert checkpoint.fetch(tmp_path / "taken").step == 3
 
 
@@ -257,9 +293,9 @@ def test_publishing_goes_on_while_training_runs_and_ends_with_it(
         with TrainingJournal(run) as journal:
             publish(3)
             until(lambda: _steps(source) == [3])
-            place.s3.stop()
+            place.server.stop()
             publish(4)
-            place.s3.start()
+            place.server.start()
             until(lambda: _steps(source) == [3, 4])
             publish(5, final=True)
             journal.record_step(5)
@@ -310,7 +346,7 @@ def test_many_manifests_are_mirrored_in_parts_newest_first(
 def test_a_manifest_too_large_is_ignored_by_name(
     place: Place, source: RemoteRunSource, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place.s3.put(f"{place.url}/checkpoints/{3:012d}/manifest.json", bytes(2**24 + 1))
+    place.server.put(f"{place.url}/checkpoints/{3:012d}/manifest.json", bytes(2**24 + 1))
     assert _steps(source) == []
     assert "manifest.json is ignored: it has more than" in caplog.text
 

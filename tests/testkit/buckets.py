@@ -1,4 +1,4 @@
-"""A server of S3 on this machine, in this process."""
+"""Servers of S3 and of Google Cloud Storage on this machine, in this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gcp_storage_emulator.exceptions import NotFound
+from gcp_storage_emulator.handlers.buckets import create_bucket
+from gcp_storage_emulator.server import RequestHandler
+from gcp_storage_emulator.storage import Storage
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
@@ -106,10 +111,7 @@ class BucketServer:
 
     def upload(self, path: Path, url: str) -> None:
         """Copy a file, or the files of a folder."""
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file():
-                below = file.relative_to(path).as_posix()
-                self.put(url if file == path else f"{url}/{below}", file.read_bytes())
+        _upload(path, url, self.put)
 
     def _answer(self, environ: dict[str, Any], start_response: Answer) -> Any:
         self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
@@ -133,6 +135,151 @@ def bucket_server() -> Iterator[BucketServer]:
             for name, value in server.environ.items():
                 patch.setenv(name, value)
             patch.delenv("AWS_PROFILE", raising=False)
+            yield server
+    finally:
+        server.stop()
+
+
+class _RefusedError(Exception):
+    """A request is answered with this status."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__(status)
+        self.code = int(status.partition(" ")[0])
+
+
+class _Objects(Storage):  # type: ignore[misc]  # it has no types
+    """What the emulator stores, with the one precondition that it does not know: that an object is new.
+
+    It is for one thread.
+    """
+
+    def __init__(self, on_write: Callable[[str], None]) -> None:
+        super().__init__(use_memory_fs=True)
+        self.must_be_new = False
+        self._on_write = on_write
+
+    def create_file(self, bucket_name: str, file_name: str, *others: Any) -> None:
+        """See the emulator's."""
+        self._on_write(f"/{bucket_name}/{file_name}")
+        if self.must_be_new:
+            with contextlib.suppress(NotFound):
+                self.get_file_obj(bucket_name, file_name)
+                raise _RefusedError("412 Precondition Failed")
+        super().create_file(bucket_name, file_name, *others)
+
+
+class GcsServer:
+    """An emulator of Google Cloud Storage. What it holds outlives `stop`.
+
+    Attributes:
+        requests: The method ``PUT`` and the path of each object that was to be written.
+        refuse: As `BucketServer.refuse`, of each such object.
+        knows_preconditions: Whether an object is written only where there is none, if the request says so.
+    """
+
+    def __init__(self) -> None:
+        self._port = 0
+        self.requests: list[tuple[str, str]] = []
+        self.refuse: Callable[[Mapping[str, Any]], str | None] = lambda _: None
+        self.knows_preconditions = True
+        self._objects = _Objects(self._note)
+        self._server: HTTPServer | None = None
+        self._thread: threading.Thread | None = None
+        logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of a program that uses it."""
+        return {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{self._port}", "NO_PROXY": "127.0.0.1"}
+
+    def start(self) -> None:
+        """Answer, with what was there before."""
+        owner = self
+
+        class Handler(RequestHandler):  # type: ignore[misc]  # it has no types
+            def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+                self.storage.must_be_new = owner.knows_preconditions and "ifGenerationMatch=0" in self.path
+                try:
+                    super().do_POST()
+                except _RefusedError as refused:
+                    self.send_error(refused.code)
+
+        self._server = HTTPServer(("127.0.0.1", self._port), functools.partial(Handler, self._objects))
+        self._port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="gcs-server", args=(0.02,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, so that connections are refused. Idempotent."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._thread.join(END_SECONDS)
+            self._server.server_close()
+            self._server = None
+
+    def make_bucket(self) -> str:
+        """Make an empty bucket; return its URL."""
+        name = f"bucket-{uuid.uuid4().hex}"
+        create_bucket(name, self._objects)
+        return f"gs://{name}"
+
+    @functools.cached_property
+    def client(self) -> Any:
+        """A client of Google's library, for the thread of the test."""
+        from google.cloud import storage
+
+        return storage.Client()
+
+    def names(self, url: str) -> list[str]:
+        """Return the names below a URL, relative to it."""
+        bucket, _, path = url.removeprefix("gs://").partition("/")
+        prefix = f"{path}/" if path else ""
+        return sorted(blob.name.removeprefix(prefix) for blob in self.client.list_blobs(bucket, prefix=prefix))
+
+    def put(self, url: str, content: bytes) -> None:
+        """Write an object."""
+        self._blob(url).upload_from_string(content)
+
+    def read(self, url: str) -> bytes:
+        """Return the content of an object."""
+        return bytes(self._blob(url).download_as_bytes())
+
+    def remove(self, url: str) -> None:
+        """Delete an object."""
+        self._blob(url).delete()
+
+    def upload(self, path: Path, url: str) -> None:
+        """Copy a file, or the files of a folder."""
+        _upload(path, url, self.put)
+
+    def _blob(self, url: str) -> Any:
+        bucket, _, name = url.removeprefix("gs://").partition("/")
+        return self.client.bucket(bucket).blob(name)
+
+    def _note(self, path: str) -> None:
+        self.requests.append(("PUT", path))
+        refused = self.refuse({"REQUEST_METHOD": "PUT", "PATH_INFO": path})
+        if refused is not None:
+            raise _RefusedError(refused)
+
+
+def _upload(path: Path, url: str, put: Callable[[str, bytes], None]) -> None:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            below = file.relative_to(path).as_posix()
+            put(url if file == path else f"{url}/{below}", file.read_bytes())
+
+
+@contextmanager
+def gcs_server() -> Iterator[GcsServer]:
+    """Run an emulator of Google Cloud Storage, and have this process use it."""
+    server = GcsServer()
+    server.start()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in server.environ.items():
+                patch.setenv(name, value)
             yield server
     finally:
         server.stop()

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
-from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
+from understudy.checkpoints.layout import RunDir
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.values import LocalPath
 
@@ -26,7 +26,9 @@ from understudy.cli.values import LocalPath
     metavar="RUN",
     help="The local run folder, which the trainer may be writing to.",
 )
-@click.option("--to", "url", required=True, metavar="URL", help="The remote run folder, s3://BUCKET/PATH.")
+@click.option(
+    "--to", "url", required=True, metavar="URL", help="The remote run folder, s3://BUCKET/PATH or gs://BUCKET/PATH."
+)
 @click.option(
     "--keep-checkpoints",
     type=click.IntRange(1),
@@ -43,20 +45,14 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
     understudy serve --run-dir s3://bucket/run --experiment digits
 
     Ends once training has finished and all is copied. On SIGTERM it copies what is committed by then. Start it again
-    to go on. The bucket, its region and the credentials are AWS's usual settings; AWS_ENDPOINT_URL names another store.
+    to go on. The region and the credentials of s3:// are AWS's usual settings, and AWS_ENDPOINT_URL names another
+    store; those of gs:// are Google Cloud's.
 
     Exit status: 0 done; 1 failed, see stderr; 2 usage error.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
-    from understudy.checkpoints.remote.files import S3_SCHEME
+    from understudy.checkpoints.remote.files import open_store
     from understudy.checkpoints.remote.publisher import RemotePublisher
-    from understudy.checkpoints.remote.s3 import S3Files
 
-    if not url.startswith(S3_SCHEME):
-        raise click.BadParameter(
-            f"give s3://BUCKET/PATH, not {url}. To other stores, copy the run folder with the store's own tools, each "
-            f"checkpoint's {MANIFEST_FILE} last; `understudy serve` reads run folders at gs://, too.",
-            param_hint="'--to'",
-        )
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("understudy").setLevel(logging.INFO)
     stopped = threading.Event()
@@ -65,7 +61,7 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
     with reported(CheckpointError), _as_failure(url):
         publisher = RemotePublisher(
             RunDir(run_dir),
-            S3Files(url),
+            open_store(url),
             keep=keep_checkpoints,
             on_published=lambda step: click.echo(f"step {step} is published to {url}"),
         )

@@ -1,1 +1,1 @@
-"""Checkpoints on remote storage: S3, and the file systems of TensorFlow such as ``gs://``."""
+"""Checkpoints on remote storage: S3, Google Cloud Storage, and the file systems of TensorFlow."""

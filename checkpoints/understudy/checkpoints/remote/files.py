@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from understudy.checkpoints.checkpoint_errors import UnsupportedLocationError
 from understudy.checkpoints.layout import TEMPORARY_PREFIX
 
 Choose = Callable[[Collection[str]], Iterable[str]]
 """Chooses among the names of files, relative to the URL."""
 
 S3_SCHEME = "s3://"
+GS_SCHEME = "gs://"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +53,69 @@ class RemoteFiles(Protocol):
         """
 
 
+class RemoteStore(RemoteFiles, Protocol):
+    """Objects in a bucket, which can be written."""
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """Return the content of a small object.
+
+        Raises:
+            FileNotFoundError: There is none.
+            RemoteStorageError: The storage does not answer, refuses, or the object has more than ``limit`` bytes.
+        """
+
+    def upload(self, file: Path, name: str, *, sha256: str) -> None:
+        """Write an object, unless it is there already with this content.
+
+        Raises:
+            RemoteStorageError: The storage does not answer, or refuses.
+            OSError: The file cannot be read.
+        """
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small object, or replace it. Raise RemoteStorageError if that fails."""
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a small object if there is none of this name; return False if there is one.
+
+        It may be this call that wrote it, if an answer was lost: compare the content. Raise RemoteStorageError if it
+        is not known.
+        """
+
+    def delete(self, names: Collection[str]) -> None:
+        """Delete objects; those that do not exist are no error. Raise RemoteStorageError if that fails."""
+
+
 def open_remote(url: str) -> RemoteFiles:
     """Return the files below a URL, without asking the storage.
 
     Raises:
         UnsupportedLocationError: No library that is installed reads such URLs.
+        StorageRefusalError: There are no credentials, or settings that cannot be used.
+    """
+    if url.startswith((S3_SCHEME, GS_SCHEME)):
+        return open_store(url)
+    from understudy.checkpoints.remote.gfile import GfileFiles
+
+    return GfileFiles(url)
+
+
+def open_store(url: str) -> RemoteStore:
+    """Return the objects below the URL of a bucket, without asking the storage.
+
+    Raises:
+        UnsupportedLocationError: It is no URL of a bucket, or the library for it is not installed.
+        StorageRefusalError: There are no credentials, or settings that cannot be used.
     """
     if url.startswith(S3_SCHEME):
         from understudy.checkpoints.remote.s3 import S3Files
 
         return S3Files(url)
-    from understudy.checkpoints.remote.gfile import GfileFiles
+    if url.startswith(GS_SCHEME):
+        from understudy.checkpoints.remote.gcs import GcsFiles
 
-    return GfileFiles(url)
+        return GcsFiles(url)
+    raise UnsupportedLocationError(f"{url} is no bucket; give s3://BUCKET/PATH or gs://BUCKET/PATH")
 
 
 def usable(names: Collection[str]) -> list[str]:

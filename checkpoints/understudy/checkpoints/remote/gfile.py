@@ -1,4 +1,4 @@
-"""Files that TensorFlow reads: ``gs://`` and the other file systems of `tf.io.gfile`."""
+"""Files that TensorFlow reads: the file systems of `tf.io.gfile`."""
 
 from __future__ import annotations
 

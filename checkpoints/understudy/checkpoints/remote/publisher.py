@@ -23,7 +23,7 @@ from understudy.checkpoints.layout import MANIFEST_FILE, RunDir, parse_step, ste
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.checkpoints.manifest import LARGEST_BYTES, SIGNATURE_FILE, Manifest, read_manifest, verify_files
 from understudy.checkpoints.pauses import doubling_pause
-from understudy.checkpoints.remote.s3 import S3Files
+from understudy.checkpoints.remote.files import RemoteStore
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class RemotePublisher:
     """
 
     def __init__(
-        self, run: RunDir, store: S3Files, *, keep: int, on_published: Callable[[int], None] = lambda _: None
+        self, run: RunDir, store: RemoteStore, *, keep: int, on_published: Callable[[int], None] = lambda _: None
     ) -> None:
         self._run = run
         self._store = store
@@ -90,8 +90,8 @@ class RemotePublisher:
         mine = file.read_bytes()
         if self._store.create(OWNER_FILE, mine) and self._store.create(OWNER_FILE, mine):
             raise UnsupportedLocationError(
-                f"{self._store.url}: this store ignores If-None-Match, without which two publishers could commit the "
-                "same step; publish to another store"
+                f"{self._store.url}: this store ignores the condition that there be no such object, without which two "
+                "publishers could commit the same step; publish to another store"
             )
         if self._store.read(OWNER_FILE, limit=LARGEST_BYTES) != mine:
             raise AlreadyPublishedError(

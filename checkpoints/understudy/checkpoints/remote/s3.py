@@ -52,7 +52,7 @@ _REFUSED = {
 
 
 class S3Files:
-    """See `RemoteFiles`; besides, it writes.
+    """See `RemoteStore`.
 
     Credentials, the region and the address of another store come from where every program of AWS takes them:
     ``AWS_PROFILE``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, ``~/.aws``, the role of the machine or of the pod.
@@ -126,12 +126,7 @@ class S3Files:
         return status
 
     def read(self, name: str, *, limit: int) -> bytes:
-        """Return the content of a small object.
-
-        Raises:
-            FileNotFoundError: There is none.
-            RemoteStorageError: The storage does not answer, refuses, or the object has more than ``limit`` bytes.
-        """
+        """See `RemoteStore`."""
         with self._as_os_errors(name):
             answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
             with contextlib.closing(answer["Body"]) as body:
@@ -141,12 +136,7 @@ class S3Files:
         return content
 
     def upload(self, file: Path, name: str, *, sha256: str) -> None:
-        """Write an object, unless it is there already with this content.
-
-        Raises:
-            RemoteStorageError: The storage does not answer, or refuses.
-            OSError: The file cannot be read.
-        """
+        """See `RemoteStore`."""
         with self._as_os_errors(name):
             if self._uploaded(name) == (file.stat().st_size, sha256):
                 return
@@ -155,16 +145,12 @@ class S3Files:
             )
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small object, or replace it. Raise RemoteStorageError if that fails."""
+        """See `RemoteStore`."""
         with self._as_os_errors(name):
             self._client.put_object(Bucket=self._bucket, Key=self._prefix + name, Body=content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small object if there is none of this name; return False if there is one.
-
-        It may be this call that wrote it, if an answer was lost: compare the content. Raise RemoteStorageError if it
-        is not known.
-        """
+        """See `RemoteStore`."""
         with self._as_os_errors(name):
             try:
                 self._client.put_object(
@@ -181,7 +167,7 @@ class S3Files:
         return True
 
     def delete(self, names: Collection[str]) -> None:
-        """Delete objects; those that do not exist are no error. Raise RemoteStorageError if that fails."""
+        """See `RemoteStore`."""
         keys = [{"Key": self._prefix + name} for name in names]
         for first in range(0, len(keys), _DELETED_AT_ONCE):
             with self._as_os_errors():
