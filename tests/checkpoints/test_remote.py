@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -235,3 +236,14 @@ def test_a_store_that_is_gone_says_nothing_about_checkpoints(
         source.poll()
     monkeypatch.setattr(s3, "refuse", lambda _: None)
     assert _steps(_source(url, tmp_path)) == [7]
+
+
+@pytest.mark.parametrize(
+    ("url", "library", "extra"), [("s3://bucket", "boto3", "s3"), ("gs://bucket", "google.cloud.storage", "gcs")]
+)
+def test_without_the_library_of_a_bucket_it_is_said_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, url: str, library: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UnsupportedLocationError, match=rf"pip install 'understudy\[{extra}\]'"):
+        open_remote(url)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testkit.buckets import BucketServer, GcsServer, bucket_server, gcs_server
+from testkit.buckets import BucketServer, GcsServer, StoreServer, bucket_server, gcs_server
 from testkit.in_process import until
 from understudy.checkpoints import (
     AlreadyPublishedError,
@@ -51,7 +51,7 @@ def gs() -> Iterator[GcsServer]:
 class Place:
     """A remote run folder and its server."""
 
-    server: BucketServer | GcsServer
+    server: StoreServer
     url: str
 
 
@@ -64,7 +64,7 @@ def s3_place(s3: BucketServer) -> Iterator[Place]:
 @pytest.fixture
 def gs_place(gs: GcsServer) -> Iterator[Place]:
     yield Place(server=gs, url=f"{gs.make_bucket()}/runs/one")
-    gs.refuse, gs.knows_preconditions = lambda _: None, True
+    gs.refuse, gs.knows_preconditions, gs.digest = lambda _: None, True, None
 
 
 @pytest.fixture(params=["s3_place", "gs_place"])
@@ -381,3 +381,18 @@ def test_a_store_that_is_gone_for_a_day_is_tried_again_to_the_end(
         monkeypatch.setattr(publisher, "publish", fail)
         with pytest.raises(RemoteStorageError, match="gone"):
             publisher.follow(_Outage(3000))
+
+
+def test_an_object_that_google_cloud_sends_damaged_is_no_damaged_checkpoint(
+    gs: GcsServer, gs_place: Place, run: RunDir, publish: Publish, tmp_path: Path
+) -> None:
+    publish(3)
+    _publish_all(run, gs_place.url)
+    source = _source(gs_place.url, tmp_path / "mirror")
+    until(lambda: _steps(source) == [3])
+    (checkpoint,) = source.poll()
+    gs.digest = "crc32c=AAAAAA==,md5=AAAAAAAAAAAAAAAAAAAAAA=="
+    with pytest.raises(RemoteStorageError, match=r"[Cc]hecksum"):
+        checkpoint.fetch(tmp_path / "taken")
+    gs.digest = None
+    assert checkpoint.fetch(tmp_path / "taken").step == 3

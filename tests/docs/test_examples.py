@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from testkit.doc_examples import GRPC_PORT, HTTP_PORT, Example, Session, examples_of
 from testkit.front_ends import missing_for_envoy
+from testkit.ports import free_ports
 from understudy.clients import AsyncClient, Client
 
 ROOT = Path(__file__).parents[2]
@@ -38,20 +37,17 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def free_ports() -> dict[int, int]:
+def ports() -> dict[int, int]:
     """Return a free port for each documented one."""
-    with ExitStack() as stack:
-        sockets = {port: stack.enter_context(socket.socket()) for port in (GRPC_PORT, HTTP_PORT, 4318, 12345, 12346)}
-        for each in sockets.values():
-            each.bind(("127.0.0.1", 0))
-        return {port: each.getsockname()[1] for port, each in sockets.items()}
+    documented = (GRPC_PORT, HTTP_PORT, 4318, 12345, 12346)
+    return dict(zip(documented, free_ports(len(documented)), strict=True))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder in which `TRAINING` has run."""
     folder = tmp_path_factory.mktemp("trained")
-    with Session(folder, free_ports()) as session:
+    with Session(folder, ports()) as session:
         session.run(TRAINING)
     return folder
 
@@ -61,7 +57,7 @@ def shared_session(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """Give a session in which the blocks of `PREPARATION` have run, for the pages that begin with them."""
     folder = tmp_path_factory.mktemp("shared")
     shutil.copytree(trained, folder, dirs_exist_ok=True)
-    with Session(folder, free_ports()) as session:
+    with Session(folder, ports()) as session:
         for example in PREPARATION[1:]:
             session.run(example)
         yield session
@@ -85,7 +81,7 @@ def test_every_example_of_a_page_runs(page: Path, tmp_path: Path, request: pytes
     needs_envoy = any("--frontend envoy" in example.code for example in examples_of(page) if example.is_run)
     if needs_envoy and (missing := missing_for_envoy()):
         pytest.skip(missing)
-    with Session(tmp_path, free_ports()) as session:
+    with Session(tmp_path, ports()) as session:
         for example in examples_of(page):
             if example == TRAINING:
                 shutil.copytree(request.getfixturevalue("trained"), tmp_path, dirs_exist_ok=True)
@@ -135,7 +131,7 @@ def test_an_example_that_fails_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```sh\necho before; false\n```\n", encoding="utf-8")
     (example,) = examples_of(page)
-    with Session(tmp_path, free_ports()) as session, pytest.raises(AssertionError, match="before"):
+    with Session(tmp_path, ports()) as session, pytest.raises(AssertionError, match="before"):
         session.run(example)
 
 
@@ -143,5 +139,5 @@ def test_bash_parses_what_cannot_run_here(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text('```sh title="Needs Docker"\ndocker run "unclosed\n```\n', encoding="utf-8")
     (example,) = examples_of(page)
-    with Session(tmp_path, free_ports()) as session, pytest.raises(AssertionError):
+    with Session(tmp_path, ports()) as session, pytest.raises(AssertionError):
         session.run(example)

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from integration.conftest import Run
 
 from soak.programs import Program
-from testkit.buckets import BucketServer, GcsServer, bucket_server, gcs_server
+from testkit.buckets import BucketServer, StoreServer, bucket_server, gcs_server
 from testkit.checkpoints import Chief, ones, step_model, write_dataset
 from testkit.in_process import WAIT_SECONDS, until
 from testkit.preloading import preloaded
@@ -58,7 +58,7 @@ def serving(folder: Path, url: str, *options: str) -> Iterator[Program]:
 
 @pytest.mark.parametrize("running", [bucket_server, gcs_server])
 def test_a_whole_day_with_a_bucket_between_trainer_and_evaluator(
-    running: Callable[[], AbstractContextManager[BucketServer | GcsServer]],
+    running: Callable[[], AbstractContextManager[StoreServer]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
@@ -198,7 +198,7 @@ def test_a_store_that_does_not_answer_at_the_start_is_waited_for(
 def test_publishing_where_it_cannot_be_is_one_sentence(s3: BucketServer, tmp_path: Path) -> None:
     del s3
     for url, exit_code, text in (
-        ("abfs://bucket/run", 1, "abfs://bucket/run is no bucket; give s3://BUCKET/PATH or gs://BUCKET/PATH"),
+        ("abfs://bucket/run", 2, "give s3://BUCKET/PATH or gs://BUCKET/PATH, not abfs://bucket/run"),
         ("s3://no-such-bucket/run", 1, "NoSuchBucket"),
     ):
         result = CliRunner().invoke(main, ["publish", "--run-dir", str(tmp_path), "--to", url])
@@ -270,3 +270,10 @@ def test_a_url_where_a_path_is_meant_is_refused_and_nothing_is_written(
     assert result.exit_code == 2
     assert "'s3://bucket/folder' is a URL; give a path on this machine" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_publishing_to_another_store_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["publish", f"--run-dir={tmp_path}", "--to=abfs://bucket/run"])
+    assert result.exit_code == 2
+    words = " ".join(result.output.split())
+    assert "not abfs://bucket/run. To other stores, copy the run folder with the store's own tools" in words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from testkit.browser import Tabs, overflow, running_browser, violations
 from testkit.checkpoints import Chief, ones, write_dataset
 from testkit.in_process import RunningService, running_service, until
+from testkit.ports import free_ports
 from testkit.slow_batches import SlowBatches
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.checkpoints.training import TrainingProgress
@@ -327,9 +327,7 @@ def test_an_open_page_survives_restarts_of_the_server_and_says_while_it_is_gone(
     folder: Path, replicas: tuple[str, ...], tabs: Tabs
 ) -> None:
     state = folder / "state"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     other = folder / "other"
     other.mkdir()
     (other / "run").symlink_to(folder / "run")

@@ -24,7 +24,7 @@ from prometheus_client.exposition import generate_latest
 
 from testkit.checkpoints import Chief, ones
 from testkit.in_process import RunningService, running_service, until
-from testkit.served import free_ports
+from testkit.ports import free_ports
 from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.training import TrainingJournal, TrainingProgress
 from understudy.cli.main import main

@@ -19,7 +19,8 @@ import numpy as np
 
 from soak.trial import Trial
 from testkit.front_ends import ENVOY, GRPCIO
-from testkit.served import free_ports, plain_model, publish, serving
+from testkit.ports import free_ports
+from testkit.served import plain_model, publish, serving
 from testkit.values import PLAIN, WIDTH
 from understudy.clients import Client, UnderstudyError
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc

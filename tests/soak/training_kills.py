@@ -14,11 +14,9 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ import numpy as np
 
 from soak.beside import EvaluatorBeside
 from soak.trial import Trial
+from testkit.ports import free_ports
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import RESUME_DIR
 from understudy.trainer import ClusterTimeoutError, PeerLostError, PreemptedError
@@ -137,7 +136,7 @@ def _start(kind: str, run_dir: Path, steps: int) -> Tasks:
     training = (*_OPTIONS, "--steps", str(steps), "--strategy", kind)
     if kind == "mirrored":
         return [_start_task(run_dir, 0, (*training, "--logical-cpus", "2"), {})]
-    workers = [f"127.0.0.1:{port}" for port in _free_ports(2)]
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     return [
         _start_task(
             run_dir,
@@ -230,9 +229,3 @@ def _is_equal(one: Path, other: Path, step: int) -> bool:
     with states[0], states[1]:
         first, second = ({name: arrays[name].tobytes() for name in arrays.files} for arrays in states)
         return first == second
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(server.getsockname()[1]) for server in sockets]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import socket
 import threading
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import HTTPServer
@@ -20,15 +20,17 @@ from gcp_storage_emulator.handlers.buckets import create_bucket
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 from moto.server import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import BaseWSGIServer, make_server
+from werkzeug.serving import make_server
+
+from testkit.ports import free_ports
 
 END_SECONDS = 30.0
 
 Answer = Callable[..., Any]
 
 
-class BucketServer:
-    """Moto's server of S3. What it holds outlives `stop`.
+class StoreServer(ABC):
+    """A server of buckets. What it holds outlives `stop`, and it keeps its port.
 
     Attributes:
         requests: The method and path of each request.
@@ -36,14 +38,69 @@ class BucketServer:
     """
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = int(free.getsockname()[1])
+        (self._port,) = free_ports(1)
         self.requests: list[tuple[str, str]] = []
         self.refuse: Callable[[Mapping[str, Any]], str | None] = lambda _: None
-        self._app: Answer = DomainDispatcherApplication(create_backend_app)
-        self._server: BaseWSGIServer | None = None
+        self._server: HTTPServer | None = None
         self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Answer, with what was there before."""
+        self._server = self._listening()
+        self._thread = threading.Thread(target=self._server.serve_forever, name="bucket-server", args=(0.02,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, so that connections are refused. Idempotent."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._thread.join(END_SECONDS)
+            self._server.server_close()
+            self._server = None
+
+    def upload(self, path: Path, url: str) -> None:
+        """Copy a file, or the files of a folder."""
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                below = file.relative_to(path).as_posix()
+                self.put(url if file == path else f"{url}/{below}", file.read_bytes())
+
+    @property
+    @abstractmethod
+    def environ(self) -> dict[str, str]:
+        """The environment of a program that uses it."""
+
+    @abstractmethod
+    def make_bucket(self) -> str:
+        """Make an empty bucket; return its URL."""
+
+    @abstractmethod
+    def names(self, url: str) -> list[str]:
+        """Return the names below a URL, relative to it."""
+
+    @abstractmethod
+    def put(self, url: str, content: bytes) -> None:
+        """Write an object."""
+
+    @abstractmethod
+    def read(self, url: str) -> bytes:
+        """Return the content of an object."""
+
+    @abstractmethod
+    def remove(self, url: str) -> None:
+        """Delete an object."""
+
+    @abstractmethod
+    def _listening(self) -> HTTPServer:
+        """Return a server on the port."""
+
+
+class BucketServer(StoreServer):
+    """Moto's server of S3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._app: Answer = DomainDispatcherApplication(create_backend_app)
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
 
     @property
@@ -59,20 +116,6 @@ class BucketServer:
             "AWS_EC2_METADATA_DISABLED": "true",
             "NO_PROXY": "127.0.0.1",
         }
-
-    def start(self) -> None:
-        """Answer, with what was there before."""
-        self._server = make_server("127.0.0.1", self._port, self._answer, threaded=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="bucket-server", args=(0.02,))
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, so that connections are refused. Idempotent."""
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._thread.join(END_SECONDS)
-            self._server.server_close()
-            self._server = None
 
     def make_bucket(self) -> str:
         """Make an empty bucket; return its URL."""
@@ -109,9 +152,8 @@ class BucketServer:
         bucket, _, key = url.removeprefix("s3://").partition("/")
         self.client.delete_object(Bucket=bucket, Key=key)
 
-    def upload(self, path: Path, url: str) -> None:
-        """Copy a file, or the files of a folder."""
-        _upload(path, url, self.put)
+    def _listening(self) -> HTTPServer:
+        return make_server("127.0.0.1", self._port, self._answer, threaded=True)
 
     def _answer(self, environ: dict[str, Any], start_response: Answer) -> Any:
         self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
@@ -169,54 +211,25 @@ class _Objects(Storage):  # type: ignore[misc]  # it has no types
         super().create_file(bucket_name, file_name, *others)
 
 
-class GcsServer:
-    """An emulator of Google Cloud Storage. What it holds outlives `stop`.
+class GcsServer(StoreServer):
+    """An emulator of Google Cloud Storage. It notes, and may refuse, only writes of objects, as ``PUT``.
 
     Attributes:
-        requests: The method ``PUT`` and the path of each object that was to be written.
-        refuse: As `BucketServer.refuse`, of each such object.
         knows_preconditions: Whether an object is written only where there is none, if the request says so.
+        digest: What is said to be the digest of each object; None: what is.
     """
 
     def __init__(self) -> None:
-        self._port = 0
-        self.requests: list[tuple[str, str]] = []
-        self.refuse: Callable[[Mapping[str, Any]], str | None] = lambda _: None
+        super().__init__()
         self.knows_preconditions = True
+        self.digest: str | None = None
         self._objects = _Objects(self._note)
-        self._server: HTTPServer | None = None
-        self._thread: threading.Thread | None = None
         logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
 
     @property
     def environ(self) -> dict[str, str]:
         """The environment of a program that uses it."""
         return {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{self._port}", "NO_PROXY": "127.0.0.1"}
-
-    def start(self) -> None:
-        """Answer, with what was there before."""
-        owner = self
-
-        class Handler(RequestHandler):  # type: ignore[misc]  # it has no types
-            def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
-                self.storage.must_be_new = owner.knows_preconditions and "ifGenerationMatch=0" in self.path
-                try:
-                    super().do_POST()
-                except _RefusedError as refused:
-                    self.send_error(refused.code)
-
-        self._server = HTTPServer(("127.0.0.1", self._port), functools.partial(Handler, self._objects))
-        self._port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="gcs-server", args=(0.02,))
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, so that connections are refused. Idempotent."""
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._thread.join(END_SECONDS)
-            self._server.server_close()
-            self._server = None
 
     def make_bucket(self) -> str:
         """Make an empty bucket; return its URL."""
@@ -249,9 +262,22 @@ class GcsServer:
         """Delete an object."""
         self._blob(url).delete()
 
-    def upload(self, path: Path, url: str) -> None:
-        """Copy a file, or the files of a folder."""
-        _upload(path, url, self.put)
+    def _listening(self) -> HTTPServer:
+        owner = self
+
+        class Handler(RequestHandler):  # type: ignore[misc]  # it has no types
+            def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+                self.storage.must_be_new = owner.knows_preconditions and "ifGenerationMatch=0" in self.path
+                try:
+                    super().do_POST()
+                except _RefusedError as refused:
+                    self.send_error(refused.code)
+
+            def send_header(self, keyword: str, value: str) -> None:
+                said = owner.digest if keyword.lower() == "x-goog-hash" else None
+                super().send_header(keyword, value if said is None else said)
+
+        return HTTPServer(("127.0.0.1", self._port), functools.partial(Handler, self._objects))
 
     def _blob(self, url: str) -> Any:
         bucket, _, name = url.removeprefix("gs://").partition("/")
@@ -262,13 +288,6 @@ class GcsServer:
         refused = self.refuse({"REQUEST_METHOD": "PUT", "PATH_INFO": path})
         if refused is not None:
             raise _RefusedError(refused)
-
-
-def _upload(path: Path, url: str, put: Callable[[str, bytes], None]) -> None:
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file():
-            below = file.relative_to(path).as_posix()
-            put(url if file == path else f"{url}/{below}", file.read_bytes())
 
 
 @contextmanager

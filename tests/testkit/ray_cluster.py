@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from unittest import mock
 
 import psutil
 
-from testkit.served import free_ports
+from testkit.ports import free_ports
 
 ENVIRONMENT: Mapping[str, str] = {
     "RAY_AUTH_MODE": "token",
@@ -61,7 +60,6 @@ class RayCluster:
         """Start the head, at the same address each time."""
         from ray.cluster_utils import Cluster
 
-        _wait_until_free(int(self.address.partition(":")[2]))
         (self._folder / "ray").mkdir(exist_ok=True)  # for the file of the head's address
         self._cluster = Cluster(initialize_head=True, head_node_args=self._head)
         assert self._cluster.address == self.address
@@ -109,21 +107,6 @@ def running(nodes: int) -> Iterator[RayCluster]:
             process.kill()
         shutil.rmtree(folder, ignore_errors=True)
     assert not left, left
-
-
-def _wait_until_free(port: int) -> None:
-    """Wait until a port can be listened on: a connection of another program may have it while no head does."""
-    deadline = time.monotonic() + _END_SECONDS
-    while True:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                assert time.monotonic() < deadline, f"port {port} is not free"
-            else:
-                return
-        time.sleep(0.05)
 
 
 def _is_of_ray(process: psutil.Process) -> bool:

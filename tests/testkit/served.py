@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -187,15 +187,6 @@ def serving(
         if process.poll() is None:
             process.kill()
         process.communicate()
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on, for servers that must keep theirs over a restart."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _homes(home: Path | None) -> dict[str, str]:

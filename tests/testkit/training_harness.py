@@ -26,6 +26,7 @@ import numpy.typing as npt
 import psutil
 import tensorflow as tf
 
+from testkit.ports import free_ports
 from testkit.preloading import preloaded
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.layout import MODEL_FILE, RESUME_DIR
@@ -179,12 +180,6 @@ def _with_other_addresses(model_file: Path, copy: Path) -> Path:
         for name in archive.namelist():
             other.writestr(name, ADDRESS.sub(rb"\g<0>1", archive.read(name)) if name == CONFIG else archive.read(name))
     return copy
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(server.getsockname()[1]) for server in sockets]
 
 
 def kill_family(pid: int) -> None:

@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from testkit import training_files as files
 from testkit.in_process import until
+from testkit.ports import free_ports
 from testkit.prometheus_tools import dashboard_queries, scraping, value_of
-from testkit.training_harness import BATCH, cluster, free_ports
+from testkit.training_harness import BATCH, cluster
 
 ENDLESS = ("--steps", "1000000", "--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboard")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from testkit.training_harness import Task, free_ports, leave_none, start_training, tf_config
+from testkit.ports import free_ports
+from testkit.training_harness import Task, leave_none, start_training, tf_config
 from understudy.checkpoints import RunDir
 
 CLUSTER_TIMEOUT = 7

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from testkit.training_harness import free_ports
+from testkit.ports import free_ports
 from understudy.trainer import ClusterError, ClusterTask, ClusterTimeoutError
 from understudy.trainer.rendezvous import wait_for_peers, wait_until_gone
 

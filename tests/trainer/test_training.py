@@ -23,6 +23,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from testkit.ports import free_ports
 from testkit.training_harness import (
     BATCH,
     STEPS,
@@ -32,7 +33,6 @@ from testkit.training_harness import (
     Noisy,
     assert_bit_equal,
     assert_one_architecture,
-    free_ports,
     run,
     state_of,
     weights_of,

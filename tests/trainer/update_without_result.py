@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 
 import tensorflow as tf
 
+from testkit.ports import free_ports
 from testkit.training_harness import Noisy
 from understudy.trainer import TrainSettings
 from understudy.trainer.parameter_server.parameter_server_job import ParameterServerJob
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
-
-
 def main() -> None:
-    hosts = {role: [f"localhost:{free_port()}"] for role in ("worker", "ps")}
+    hosts = {role: [f"localhost:{port}"] for role, port in zip(("worker", "ps"), free_ports(2), strict=True)}
     servers = [tf.distribute.Server(hosts, job_name=role, task_index=0, protocol="grpc") for role in hosts]
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec(hosts), rpc_layer="grpc")
     settings = TrainSettings(

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
-from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.values import LocalPath
 
@@ -50,9 +50,15 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
 
     Exit status: 0 done; 1 failed, see stderr; 2 usage error.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
-    from understudy.checkpoints.remote.files import open_store
+    from understudy.checkpoints.remote.files import STORE_SCHEMES, open_store
     from understudy.checkpoints.remote.publisher import RemotePublisher
 
+    if not url.startswith(STORE_SCHEMES):
+        raise click.BadParameter(
+            f"give s3://BUCKET/PATH or gs://BUCKET/PATH, not {url}. To other stores, copy the run folder with the "
+            f"store's own tools, each checkpoint's {MANIFEST_FILE} last.",
+            param_hint="'--to'",
+        )
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("understudy").setLevel(logging.INFO)
     stopped = threading.Event()

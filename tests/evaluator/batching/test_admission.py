@@ -1,4 +1,4 @@
-"""Which requests the engine refuses, and what they are told."""
+"""Which requests the engine refuses, and with which error."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from testkit import sample_models
-from testkit.buckets import BucketServer, bucket_server
+from testkit.buckets import BucketServer, StoreServer, bucket_server, gcs_server
 from testkit.checkpoints import Chief
 from understudy.checkpoints.layout import MODEL_FILE, RunDir
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint
@@ -86,15 +86,27 @@ def s3() -> Iterator[BucketServer]:
 
 @pytest.fixture(scope="module")
 def bucket(s3: BucketServer, case: Case, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A bucket with the examples as ``data.npz`` and as the folder ``records`` of two files, the second compressed."""
-    url, folder = s3.make_bucket(), tmp_path_factory.mktemp("records")
-    s3.upload(case.file, f"{url}/data.npz")
+    """The URL of `examples_in`, on S3."""
+    return examples_in(s3, case, tmp_path_factory.mktemp("records"))
+
+
+@pytest.fixture(scope="module")
+def google_bucket(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of `examples_in`, on Google Cloud Storage."""
+    with gcs_server() as server:
+        yield examples_in(server, case, tmp_path_factory.mktemp("records"))
+
+
+def examples_in(store: StoreServer, case: Case, folder: Path) -> str:
+    """Make a bucket with the examples as ``data.npz`` and as the folder ``records``, its second file compressed."""
+    url = store.make_bucket()
+    store.upload(case.file, f"{url}/data.npz")
     arrays = np.load(case.file)
     write_records(folder / "a.tfrecord", arrays, slice(0, FIRST_FILE))
     write_records(folder / "b.tfrecord.gz", arrays, slice(FIRST_FILE, None), "GZIP")
     (folder / "README").write_text("no examples")
-    s3.upload(folder, f"{url}/records")
-    s3.put(f"{url}/records/old/c.tfrecord", b"not one of the folder's own files")
+    store.upload(folder, f"{url}/records")
+    store.put(f"{url}/records/old/c.tfrecord", b"not one of the folder's own files")
     return url
 
 

@@ -34,10 +34,27 @@ def run_options(case: Case, *more: object) -> tuple[object, ...]:
     return ("--run-dir", case.run, "--version", "latest", "--batch-size", BATCH_SIZE, *more)
 
 
-@pytest.mark.parametrize(("place", "workers"), [("data.npz", 2), ("records", 1), ("records", 2)])
+@pytest.mark.parametrize(
+    ("store", "place", "workers"),
+    [
+        ("bucket", "data.npz", 2),
+        ("bucket", "records", 1),
+        ("bucket", "records", 2),
+        ("google_bucket", "data.npz", 1),
+        ("google_bucket", "records", 2),
+    ],
+)
 def test_examples_in_a_bucket_are_scored_as_those_on_a_disk(
-    case: Case, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, place: str, workers: int
+    case: Case,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    *,
+    store: str,
+    place: str,
+    workers: int,
 ) -> None:
+    bucket = request.getfixturevalue(store)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     options = run_options(case, "--workers", workers, "--json")

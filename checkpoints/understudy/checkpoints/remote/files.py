@@ -17,6 +17,7 @@ Choose = Callable[[Collection[str]], Iterable[str]]
 
 S3_SCHEME = "s3://"
 GS_SCHEME = "gs://"
+STORE_SCHEMES = (S3_SCHEME, GS_SCHEME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def open_remote(url: str) -> RemoteFiles:
         UnsupportedLocationError: No library that is installed reads such URLs.
         StorageRefusalError: There are no credentials, or settings that cannot be used.
     """
-    if url.startswith((S3_SCHEME, GS_SCHEME)):
+    if url.startswith(STORE_SCHEMES):
         return open_store(url)
     from understudy.checkpoints.remote.gfile import GfileFiles
 

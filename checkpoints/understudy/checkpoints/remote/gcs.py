@@ -23,6 +23,9 @@ _SLOWEST_BYTES_PER_SECOND = 2**16
 _LEAST_COPY_SECONDS = 60.0
 """A copy that takes longer than both is given up."""
 
+_LONGEST_TEXT = 500
+"""The characters of an error of the library that are said; it may have the content of an object in it."""
+
 _SHA256 = "understudy-sha256"
 """The metadata of an uploaded object that tells whether it need not be uploaded again."""
 
@@ -49,13 +52,13 @@ class GcsFiles:
         if not bucket:
             raise UnsupportedLocationError(f"{url} names no bucket; give gs://BUCKET/PATH")
         try:
-            from google.cloud import storage
+            from google.cloud.storage import Client
         except ModuleNotFoundError as error:
             raise UnsupportedLocationError(
                 f"{url} cannot be used without google-cloud-storage; install it with: pip install 'understudy[gcs]'"
             ) from error
         with self._as_os_errors():
-            self._bucket: Any = storage.Client().bucket(bucket)
+            self._bucket: Any = Client().bucket(bucket)
 
     @property
     def url(self) -> str:
@@ -151,6 +154,7 @@ class GcsFiles:
         """Raise the library's errors as Python's; with a name, one that is not found is that object."""
         from google.api_core import exceptions
         from google.auth.exceptions import GoogleAuthError, TransportError
+        from google.cloud.storage.exceptions import DataCorruption
         from requests import RequestException
 
         place = f"{self._url}/{name}" if name else self._url
@@ -160,14 +164,18 @@ class GcsFiles:
             if name and isinstance(error, exceptions.NotFound):
                 raise FileNotFoundError(f"there is no object {place}") from error
             raise StorageRefusalError(
-                f"{place} is refused: {error}; check the bucket, and the credentials of Google Cloud"
+                f"{place} is refused: {_text(error)}; check the bucket, and the credentials of Google Cloud"
             ) from error
-        except (exceptions.GoogleAPIError, TransportError, RequestException) as error:
-            raise RemoteStorageError(f"{place}: {error}") from error
+        except (exceptions.GoogleAPIError, DataCorruption, TransportError, RequestException) as error:
+            raise RemoteStorageError(f"{place}: {_text(error)}") from error
         except (GoogleAuthError, ValueError) as error:
             raise StorageRefusalError(
-                f"{place} cannot be used: {error}; check the credentials of Google Cloud"
+                f"{place} cannot be used: {_text(error)}; check the credentials of Google Cloud"
             ) from error
+
+
+def _text(error: Exception) -> str:
+    return str(error)[:_LONGEST_TEXT]
 
 
 class _Bounded:

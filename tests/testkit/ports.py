@@ -1,0 +1,38 @@
+"""Ports for servers that must keep theirs over a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import socket
+from pathlib import Path
+
+_FIRST = 20_000
+_RANGE_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports on 127.0.0.1 that nothing has.
+
+    The system gives none of them to a connection, which could have it while the server is gone: one that looks for
+    that server may even connect to itself.
+    """
+    with contextlib.ExitStack() as stack:
+        return [_bound(stack.enter_context(socket.socket())) for _ in range(count)]
+
+
+def _bound(free: socket.socket) -> int:
+    """Bind to a port, drawn anew in each process, as tests draw from one seed."""
+    drawn = random.SystemRandom()
+    for _ in range(1_000):
+        with contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", drawn.randrange(_FIRST, _end())))
+            return int(free.getsockname()[1])
+    raise AssertionError("no port is free")
+
+
+@functools.cache
+def _end() -> int:
+    """Return the first port that the system gives to connections."""
+    return int(_RANGE_OF_CONNECTIONS.read_text().split()[0])
