@@ -4,8 +4,8 @@
 #
 #     tools/test_dependencies.sh newest|lowest [PYTEST-ARGUMENT...]
 #
-# Needs uv from .venv. The environment stays under .tools/dependencies until other versions are resolved.
-# The wheel is built and installed each time, as for a user. Without pytest arguments it runs the tests that depend most on other
+# Needs uv from .venv. The environment stays under .tools/dependencies, beside a list of its versions, and is made anew each time.
+# The wheel is built and installed, as for a user. Without pytest arguments it runs the tests that depend most on other
 # packages: start, every protocol over both front ends, every format, training, the clients and the commands.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -47,16 +47,15 @@ python=$PWD/.venv/bin/python
 source tools/uv_index.sh
 
 folder=.tools/dependencies/$which
-mkdir -p .tools/dependencies
-"$uv" pip compile --quiet --upgrade --no-header --no-annotate --resolution "$resolution" --prerelease if-necessary --python "$python" \
-  --extra server --extra fast --extra otel --extra examples --extra gpu --extra dev pyproject.toml --output-file "$folder.txt"
-if ! cmp -s "$folder.txt" "$folder/resolved.txt"; then
-  echo "Installing the $which versions into $folder"
+echo "Installing the $which versions into $folder"
+# Versions are found and installed by one program: a mirror's answers may differ from one request to the next.
+install() {
   "$uv" venv --quiet --clear --python "$python" "$folder"
-  "$uv" pip install --quiet --python "$folder" --requirement "$folder.txt"
-  cp "$folder.txt" "$folder/resolved.txt"
-fi
-"$uv" pip install --quiet --python "$folder" --no-deps --reinstall-package understudy .
+  "$uv" pip install --quiet --python "$folder" --resolution "$resolution" --prerelease if-necessary \
+    --reinstall-package understudy '.[server,fast,otel,examples,gpu,dev]'
+}
+install || { echo "so it is tried once more" >&2; install; }
+"$uv" pip freeze --quiet --python "$folder" > "$folder.txt"
 "$uv" pip check --quiet --python "$folder"
 # The lowest versions leave sockets of event loops to the garbage collector, which may close them during any test.
 lenient=()
