@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ import structlog
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.service.calls.audit import AUDIT_LOGGER, REFUSAL, audit_record, audit_refused_request
 from understudy.service.calls.served_call import CALL_LOGGER, REQUEST_ID, accept_id
-from understudy.service.logging import RepetitionFilter, configure
+from understudy.service.logging import WITHHELD, RepetitionFilter, configure
+from understudy.service.settings import LogFormat
 
 
 def lines_of(stream: io.StringIO) -> list[dict[str, object]]:
@@ -65,6 +67,35 @@ def test_a_traceback_is_part_of_its_line() -> None:
     structlog.get_logger().error("failed", exc_info=ValueError("why"))
     (line,) = lines_of(stream)
     assert "ValueError: why" in str(line["exception"])
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_what_may_quote_a_request_is_withheld_where_its_values_are(
+    monkeypatch: pytest.MonkeyPatch, log_format: LogFormat
+) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    stream = io.StringIO()
+    configure(level="debug", log_format=log_format, stream=stream, withhold_values=True)
+
+    withheld = "hunter2"
+    failure = RuntimeError(withheld)
+    failure.__cause__ = ValueError(withheld)
+    for log in (structlog.get_logger("room"), logging.getLogger("library")):
+        try:
+            raise failure
+        except RuntimeError:
+            log.exception("failed")
+        log.error("failed again", exc_info=failure)
+    logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: %s", withheld)
+    calls = structlog.get_logger(CALL_LOGGER)
+    calls.info("call ended", code="INVALID_ARGUMENT", message=withheld)
+    calls.info("call ended", code="NOT_FOUND", message="no version 5")
+
+    written = stream.getvalue()
+    assert withheld not in written
+    for text in ("raise failure", "RuntimeError", "ValueError", "Task exception", WITHHELD, "no version 5"):
+        assert text in written
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
 
 
 def test_lines_below_the_level_are_not_written() -> None:

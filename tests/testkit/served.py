@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import httpx
@@ -141,23 +141,27 @@ def serving(
     credentials: Credentials | None = None,
     home: Path | None = None,
     environ: Mapping[str, str] = _NOTHING,
+    source: str = "--run-dir",
+    errors: IO[bytes] | None = None,
 ) -> Iterator[Served]:
     """Serve a run until the block ends.
 
     Args:
-        run: The run folder.
+        run: The run folder, or the folder that ``source`` names.
         model_name: The name of the model.
         flags: More flags of ``understudy serve``.
         open_files: The most open files.
         credentials: The certificate for TLS; None for none.
         home: The folder where it runs, its home and the place of its temporary files; None for those of this process.
         environ: Additions to its environment.
+        source: The flag that names the folder.
+        errors: Where its standard error goes; None for that of this process.
     """
     limited = () if open_files is None else ("bash", "-c", f'ulimit -n {open_files} && exec "$0" "$@"')
     process = subprocess.Popen(
         [
             *limited,
-            *(sys.executable, "-m", "understudy.cli", "serve", "--run-dir", str(run), "--model-name", model_name),
+            *(sys.executable, "-m", "understudy.cli", "serve", source, str(run), "--model-name", model_name),
             *("--logical-cpus", "2", "--grpc-port", "0", "--http-port", "0", "--log-level", "error", *flags),
             *(() if credentials is None else ("--tls-cert", str(credentials.certificate))),
             *(() if credentials is None else ("--tls-key", str(credentials.key))),
@@ -171,6 +175,7 @@ def serving(
         },
         cwd=home,
         stdout=subprocess.PIPE,
+        stderr=errors,
         text=True,
     )
     watchdog = threading.Timer(START_SECONDS, process.kill)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TextIO
 
@@ -16,8 +18,15 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from understudy.service.calls.audit import AUDIT_LOGGER, REFUSAL
 from understudy.service.calls.served_call import CALL_LOGGER, REQUEST_ID
+from understudy.service.calls.status import Code
 from understudy.service.calls.trace import TRACE_IDS
 from understudy.service.settings import LogFormat, LogLevel
+
+WITHHELD: Final = "not logged, as it may quote values that are redacted"
+"""Stands for the message of a call that was refused for what its request holds."""
+
+_TENSORFLOW_LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
+_ERRORS_ONLY: Final = 2
 
 _INTERVAL_SECONDS: Final = 10.0
 _MOST_WARNINGS: Final = 10
@@ -26,14 +35,22 @@ _MOST_REFUSALS: Final = 20
 _MOST_KINDS: Final = 1000
 
 
-def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None) -> None:
+def configure(
+    *, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None, withhold_values: bool = False
+) -> None:
     """Write all log lines of this process to one stream in one format.
 
     Args:
         level: The lowest level to write.
         log_format: ``json``, ``console``, or ``auto``: console if the stream is a terminal.
         stream: Where to write; standard error by default.
+        withhold_values: Whether to leave out what may quote the values of a request: the messages of calls that were
+            refused for their content, the texts of exceptions in tracebacks, and TensorFlow's own warnings. TensorFlow
+            must not be imported yet.
     """
+    if withhold_values:
+        _silence_tensorflow()
+    withhold: list[Processor] = [_withhold_values] if withhold_values else []
     stream = sys.stderr if stream is None else stream
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
@@ -51,7 +68,11 @@ def configure(*, level: LogLevel, log_format: LogFormat, stream: TextIO | None =
                 _drop_color_message,
                 structlog.stdlib.PositionalArgumentsFormatter(),
             ],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(log_format, stream)],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *withhold,
+                *_renderers(log_format, stream),
+            ],
         )
     )
     handler.addFilter(RepetitionFilter())
@@ -162,6 +183,39 @@ def _add_ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDic
     if (ids := TRACE_IDS.get()) is not None:
         event.update(ids._asdict())
     return event
+
+
+def _silence_tensorflow() -> None:
+    """Let TensorFlow write errors only: its warnings quote the values that an operation refuses."""
+    chosen = os.environ.get(_TENSORFLOW_LEVEL, "")
+    os.environ[_TENSORFLOW_LEVEL] = str(max(int(chosen) if chosen.isdecimal() else 0, _ERRORS_ONLY))
+
+
+def _withhold_values(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Replace what may quote the values of a request.
+
+    Of the statuses only INVALID_ARGUMENT has a text about a request's content; see `understudy.service.calls.status`.
+    """
+    if event.get("logger") == CALL_LOGGER and event.get("code") == Code.INVALID_ARGUMENT.name:
+        event["message"] = WITHHELD
+    if event.get("logger") == "asyncio":  # its further lines are the repr of a failed task
+        event["event"] = str(event["event"]).partition("\n")[0]
+    found = event.pop("exc_info", None)
+    error = sys.exc_info()[1] if found is True else found[1] if isinstance(found, tuple) else found
+    if isinstance(error, BaseException):
+        event["exception"] = "\n".join(_frames_of(error))
+    return event
+
+
+def _frames_of(error: BaseException) -> Iterator[str]:
+    """Yield the traceback of an exception and of its causes, without their texts."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield from (frame.rstrip("\n") for frame in traceback.format_tb(cause.__traceback__))
+        yield type(cause).__qualname__
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 def _drop_color_message(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -49,7 +49,8 @@ class ReportingSettings:
         default=(),
         metadata={
             "help": "Inputs whose values are replaced in the files, numbers by 0 and strings by empty ones; a request "
-            "without an input of each of these names is not logged.",
+            "without an input of each of these names is not logged. The service's log then quotes "
+            "no values of requests.",
             "metavar": "NAMES",
         },
     )

@@ -84,7 +84,9 @@ def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ser
         EvaluatorError: A setting, a dataset or the ledger cannot be used.
         CheckpointError: Another evaluator uses the state folder, or it holds something else.
     """
-    logging.configure(level=settings.log_level, log_format=settings.log_format)
+    logging.configure(
+        level=settings.log_level, log_format=settings.log_format, withhold_values=bool(settings.request_log_redact)
+    )
     run = load_front_end(settings.frontend)
     return run(settings, functools.partial(_serve_until_signalled, settings, evaluator_settings))
 

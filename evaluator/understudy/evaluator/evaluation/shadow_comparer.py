@@ -209,7 +209,7 @@ class ShadowComparer:
                 self.dropped("error")
                 return
             self._add(ShadowCounts(errors=1))
-            _log.debug("a request fails with step %d: %s", shadow.step, first_line(error))
+            _log.debug("a request fails with step %d: %s", shadow.step, type(error).__name__)  # the text may quote it
             return
         seconds = time.perf_counter() - began
         serving_seconds = None
