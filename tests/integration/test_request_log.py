@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -190,6 +191,24 @@ def test_logged_answers_to_redacted_values_are_not_compared(
     assert result.exit_code == 1
     assert "the values of 'x' were redacted" in result.output
     assert CliRunner().invoke(main, [*arguments, "--against", "30"]).exit_code == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "bomb"])
+def test_a_damaged_log_ends_a_replay_before_a_request_is_sent(
+    logged: tuple[RunningService, Path], tmp_path: Path, damage: str
+) -> None:
+    service, folder = logged
+    content = find_records(folder)[0].read_bytes()
+    file = tmp_path / ("requests-1.tfrecord.gz" if damage == "bomb" else "requests-1.tfrecord")
+    if damage == "cut":
+        file.write_bytes(content[:-1])
+    elif damage == "longer":
+        file.write_bytes(content + (2**40).to_bytes(8, "little") + bytes(8))
+    else:
+        file.write_bytes(gzip.compress(content + (2**30).to_bytes(8, "little") + bytes(2**22)))
+    result = CliRunner().invoke(main, ["replay", str(tmp_path), "--target", service.grpc, "--version", "30"])
+    assert result.exit_code == 1
+    assert f"request log: {file} is not a whole TFRecord file" in result.output
 
 
 def test_live_requests_that_drifted_from_the_reference_are_shown(logged: tuple[RunningService, Path]) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.experiments.experiment_errors import ExampleError
+from understudy.experiments.file_sizes import check_arrays
 
 Array = npt.NDArray[Any]
 
@@ -71,15 +72,16 @@ def read_arrays(file: Path, *, name: str | None = None) -> dict[str, Array]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ExampleError: It is damaged, holds Python objects, or has another format.
+        ExampleError: It is damaged, holds Python objects, has another format, or does not fit into memory.
     """
     try:
         with file.open("rb") as stream:
+            check_arrays(stream)
             content = np.load(stream, allow_pickle=False)
             return {"arr_0": content} if isinstance(content, np.ndarray) else {key: content[key] for key in content}
     except FileNotFoundError:
         raise
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, ValueError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise ExampleError(
             f"{name or file} is not a readable .npy or .npz file ({error}); write it with numpy.save or numpy.savez, "
             "without Python objects"

@@ -44,6 +44,7 @@ from understudy.evaluator.settings import check_exists
 from understudy.evaluator.types import Array, Batch
 from understudy.experiments.example_arrays import EXAMPLE_KEY, input_keys, read_arrays, target_keys, tensor_of
 from understudy.experiments.experiment_errors import ExampleError
+from understudy.experiments.file_sizes import check_filled, count_records
 
 _MARKS = ("dataset_spec.pb", "snapshot.metadata")
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
@@ -170,19 +171,27 @@ class RecordDataset:
                 break
             skipped -= count
             del files[0]
-        records = self._records(files, skip=skipped)
+        records = self._records(files, skip=skipped, counts=self._counts[len(self._counts) - len(files) :])
         while chunk := list(itertools.islice(records, batch_size)):
             examples = [self._decode(record, signature) for record in chunk]
             columns = {key: self._column(key, examples) for key in examples[0]}
             yield arrange(self.name, columns, signature, features=self._features, inputs_only=self._inputs_only)
 
-    def _records(self, files: Sequence[Path | RemoteFile], *, skip: int = 0) -> Iterator[bytes]:
+    def _records(
+        self, files: Sequence[Path | RemoteFile], *, skip: int = 0, counts: Sequence[int] = ()
+    ) -> Iterator[bytes]:
         for index, file in enumerate(files):
             with ExitStack() as stack:
                 with _fetch_errors(self.name):
                     path = stack.enter_context(self._reader.opened(file))
                 origin = f"dataset {self.name!r}"
-                yield from read_records(origin, [path], skip=0 if index else skip, names=[str(file)])
+                yield from read_records(
+                    origin,
+                    [path],
+                    skip=0 if index else skip,
+                    names=[str(file)],
+                    count=counts[index] if counts else None,
+                )
 
     def _decode(self, record: bytes, signature: Signature) -> dict[str, Array]:
         import tensorflow as tf
@@ -232,27 +241,29 @@ def _columns_of(record: bytes) -> frozenset[str] | None:
 
 
 def read_records(
-    origin: str, files: Sequence[Path], *, skip: int = 0, names: Sequence[str] | None = None
+    origin: str, files: Sequence[Path], *, skip: int = 0, names: Sequence[str] | None = None, count: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the records of TFRecord files in their order.
+    """Yield the records of TFRecord files in their order, those that are there when a file is opened.
 
     Args:
         origin: What the files are, for errors.
         files: The files.
         skip: How many records of the first file are left out.
         names: The names of the files, which are compressed if they end in ``.gz``; their paths if None.
+        count: The number of records that each file had before; None if it is not known.
 
     Raises:
-        ConfigurationError: A file is damaged.
+        ConfigurationError: A file is damaged or has changed, or a record is too large.
     """
     import tensorflow as tf
 
     for index, (file, name) in enumerate(zip(files, names or map(str, files), strict=True)):
-        compression = "GZIP" if name.endswith(_GZIP) else ""
+        is_compressed = name.endswith(_GZIP)
         try:
-            records = tf.data.TFRecordDataset(str(file), compression_type=compression)
-            yield from records.skip(0 if index else skip).as_numpy_iterator()
-        except tf.errors.OpError as error:
+            found = count_records(file, is_compressed=is_compressed, expected=count)
+            records = tf.data.TFRecordDataset(str(file), compression_type="GZIP" if is_compressed else "")
+            yield from records.take(found).skip(0 if index else skip).as_numpy_iterator()
+        except (OSError, ExampleError, tf.errors.OpError) as error:
             raise ConfigurationError(
                 f"{origin}: {name} is not a whole TFRecord file ({first_line(error)}); write it again"
             ) from error
@@ -279,7 +290,9 @@ def value_of(feature: Any, key: str, signature: Signature, *, strings: Collectio
     if kind == "bytes_list" and not _holds_strings(key, signature, strings):
         if len(values) != 1:
             raise ValueError(f"feature {key!r} has {len(values)} byte strings, expected one serialised tensor")
-        tensor: Array = tf.make_ndarray(tf.make_tensor_proto(0).FromString(values[0]))
+        message = tf.make_tensor_proto(0).FromString(values[0])
+        check_filled(message, len(values[0]), key)
+        tensor: Array = tf.make_ndarray(message)
         return tensor
     dtype = {"bytes_list": object, "float_list": np.float32, "int64_list": np.int64}[kind]
     return np.array(values, dtype).reshape(_example_shape(len(values), key, signature))

@@ -12,7 +12,6 @@ under the outputs' names (as targets), and what is known of the request under na
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from google.protobuf.message import DecodeError
 from understudy.evaluator.datasets.dataset_files import REQUEST_PREFIX, read_records, value_of
 from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
 from understudy.evaluator.types import Array, Arrays, Signature
+from understudy.experiments.file_sizes import check_filled
 
 STEP, TIME, METHOD, CALLER, REDACTED = (
     REQUEST_PREFIX + name for name in ("step", "time", "method", "caller", "redacted")
@@ -149,14 +149,10 @@ def _logged(record: bytes, signature: Signature) -> LoggedExample:
             f"a logged request has no input {missing[0]!r}, which the model takes; it has "
             f"{sorted(name for name in features if not name.startswith(REQUEST_PREFIX))}"
         )
-    tensors = {spec.name for spec in signature.inputs if spec.dtype != "string"}
-    for name, feature in features.items():
-        if name in tensors or name.startswith(ANSWER_PREFIX):
-            _check_filled(feature, name)
     return LoggedExample(
         inputs={name: value_of(features[name], name, signature) for name in names},
         answers={
-            name.removeprefix(ANSWER_PREFIX): _read_tensor(feature)
+            name.removeprefix(ANSWER_PREFIX): _read_tensor(feature, name)
             for name, feature in features.items()
             if name.startswith(ANSWER_PREFIX)
         },
@@ -230,26 +226,13 @@ def _example(features: Mapping[str, Sequence[bytes]]) -> bytes:
     return content
 
 
-def _check_filled(feature: Any, name: str) -> None:
-    """Raise ValueError if a tensor has more elements than bytes: the log writes each, and one could fill the memory."""
+def _read_tensor(feature: Any, name: str) -> Array:
     import tensorflow as tf
 
-    if len(feature.bytes_list.value) != 1:
-        return
     content = feature.bytes_list.value[0]
-    try:
-        shape = tf.make_tensor_proto(0).FromString(content).tensor_shape
-    except DecodeError:
-        return
-    elements = math.prod(dim.size for dim in shape.dim)
-    if elements > len(content):
-        raise ValueError(f"feature {name!r} has {elements} elements in {len(content)} bytes")
-
-
-def _read_tensor(feature: Any) -> Array:
-    import tensorflow as tf
-
-    array: Array = tf.make_ndarray(tf.make_tensor_proto(0).FromString(feature.bytes_list.value[0]))
+    message = tf.make_tensor_proto(0).FromString(content)
+    check_filled(message, len(content), name)
+    array: Array = tf.make_ndarray(message)
     return array
 
 
