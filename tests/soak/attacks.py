@@ -104,6 +104,16 @@ def costly_requests(served: Served) -> Iterator[str]:
                 yield f"{body[:100]!r}: {response.status_code} {response.text}"
 
 
+def many_messages(served: Served) -> Iterator[str]:
+    """Make calls that take one message, with hundreds of thousands of empty ones in their bodies."""
+    from testkit.hostile_connections import call_with_bodies
+
+    with served.connect() as connection:
+        statuses = call_with_bodies(connection, _PREDICT, [bytes(5) * 400_000] * 2)
+    if not statuses.keys() <= {str(grpc.StatusCode.INVALID_ARGUMENT.value[0]), "reset"}:
+        yield f"bodies of many messages: {statuses}"
+
+
 def unfinished_bodies(served: Served) -> Iterator[str]:
     """Begin 80 bodies and end none."""
     from testkit.hostile_connections import UnfinishedBodies
@@ -142,6 +152,50 @@ def quiet_streams(served: Served) -> Iterator[str]:
             channel.stream_unary(path).future(nothing(), timeout=_SECONDS)
         time.sleep(_ATTACK_SECONDS)
         over.set()
+    yield from ()
+
+
+def held_versions(served: Served) -> Iterator[str]:
+    """Send a batch on streams of evaluations and comparisons of every version, then nothing; another one is scored."""
+    from testkit.values import PLAIN_STEPS
+    from understudy.v1 import evaluation_pb2, tensor_pb2
+
+    versions = [tensor_pb2.VersionSelector(step=step) for step in PLAIN_STEPS]
+    evaluation = _evaluation_batch()
+    batch = evaluation_pb2.EvaluateRequest.FromString(evaluation).batch
+    comparison = evaluation_pb2.CompareRequest(batch=batch).SerializeToString()
+    over = threading.Event()
+
+    def begun(*messages: bytes) -> Iterator[bytes]:
+        yield from messages
+        over.wait(_SECONDS)
+
+    with served.channel() as channel:
+        evaluate, compare = (channel.stream_unary(path) for path in (_EVALUATE, _COMPARE))
+        for version in versions:
+            options = evaluation_pb2.EvaluateOptions(version=version)
+            first = evaluation_pb2.EvaluateRequest(options=options).SerializeToString()
+            evaluate.future(begun(first, evaluation), timeout=_SECONDS)
+            comparing = evaluation_pb2.CompareOptions(versions=versions)
+            first = evaluation_pb2.CompareRequest(options=comparing).SerializeToString()
+            compare.future(begun(first, comparison), timeout=_SECONDS)
+        time.sleep(_ATTACK_SECONDS)
+        over.set()
+        try:
+            evaluate(iter([evaluation]), timeout=_SECONDS)
+        except grpc.RpcError as error:
+            yield f"beside streams that hold versions: {error.code()} {error.details()}"
+
+
+def unfinished_http_bodies(served: Served) -> Iterator[str]:
+    """Begin REST requests and end none: their headers, or bodies of a mebibyte."""
+    with ExitStack() as stack:
+        connections = [_http_connection(served, stack) for _ in range(40)]
+        for number, connection in enumerate(connections):
+            start = f"POST /v2/models/plain/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {2 * _MEBIBYTE}\r\n"
+            with suppress(OSError):
+                connection.sendall(start.encode() if number % 2 else f"{start}\r\n".encode() + bytes(_MEBIBYTE))
+        time.sleep(_ATTACK_SECONDS)
     yield from ()
 
 
@@ -187,7 +241,10 @@ def compressed_calls(served: Served) -> Iterator[str]:
 
 
 def many_calls(served: Served) -> Iterator[str]:
-    """Begin three times as many calls on a connection as the server admits: one caller heeds that, another does not."""
+    """Begin three times as many calls on a connection as the server admits: one caller heeds that, another does not.
+
+    An evaluation that begins beside them waits for its turn.
+    """
     from testkit.hostile_connections import begin_calls
     from testkit.values import values
     from understudy.v1 import prediction_pb2
@@ -197,8 +254,12 @@ def many_calls(served: Served) -> Iterator[str]:
     with served.connect() as connection, served.channel() as channel:
         begin_calls(connection, _PREDICT, 300)
         calls = [channel.unary_unary(_PREDICT).future(honest, timeout=_SECONDS) for _ in range(300)]
+        evaluation = channel.stream_unary(_EVALUATE).future(iter([_evaluation_batch()]), timeout=_SECONDS)
         statuses = Counter(call.code() for call in calls)
+        scored = evaluation.code()
         time.sleep(_ATTACK_SECONDS)
+    if scored is not grpc.StatusCode.OK:
+        yield f"an evaluation beside many calls: {scored} {evaluation.details()}"
     if set(statuses) != {grpc.StatusCode.OK}:
         yield f"300 calls on one connection: {statuses}"
 
@@ -231,13 +292,9 @@ def watches(served: Served) -> Iterator[str]:
 
 def open_pages(served: Served) -> Iterator[str]:
     """Open the events of pages and read none of them."""
-    host, port = served.http.rsplit(":", 1)
     with ExitStack() as stack:
         for number in range(200):
-            connection: socket.socket = socket.create_connection((host, int(port)), _SECONDS)
-            if served.credentials is not None:
-                connection = served.credentials.context().wrap_socket(connection, server_hostname=host)
-            stack.enter_context(connection)
+            connection = _http_connection(served, stack)
             path = "/events" if number % 2 else "/checkpoints/3/events"
             with suppress(OSError):
                 connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -245,14 +302,38 @@ def open_pages(served: Served) -> Iterator[str]:
     yield from ()
 
 
+def _evaluation_batch() -> bytes:
+    import numpy as np
+
+    from testkit.values import WIDTH
+    from understudy.v1 import evaluation_pb2
+    from understudy.wire import encode_all
+
+    x = np.ones((2, WIDTH), np.float32)
+    batch = evaluation_pb2.EvaluateBatch(inputs=encode_all({"x": x}), targets=encode_all({"targets": x}))
+    content: bytes = evaluation_pb2.EvaluateRequest(batch=batch).SerializeToString()
+    return content
+
+
+def _http_connection(served: Served, stack: ExitStack) -> socket.socket:
+    host, port = served.http.rsplit(":", 1)
+    connection: socket.socket = socket.create_connection((host, int(port)), _SECONDS)
+    if served.credentials is not None:
+        connection = served.credentials.context().wrap_socket(connection, server_hostname=host)
+    return stack.enter_context(connection)
+
+
 ATTACKS: Final[Mapping[str, Callable[[Served], Iterator[str]]]] = {
     attack.__name__: attack
     for attack in (
         costly_requests,
         compressed_calls,
+        many_messages,
         unfinished_bodies,
+        unfinished_http_bodies,
         silent_connections,
         quiet_streams,
+        held_versions,
         cancelled_calls,
         rapid_resets,
         many_calls,

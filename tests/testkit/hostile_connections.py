@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import h2.config
 import h2.connection
@@ -84,27 +84,40 @@ def call_compressed(
 
     The additional headers are sent in the form that is never indexed.
     """
+    bodies = [b"\1" + len(content).to_bytes(4, "big") + content for content in contents]
+    more = [hpack.NeverIndexedHeaderTuple(name, value) for name, value in headers.items()]
+    return call_with_bodies(connection, path, bodies, [("grpc-encoding", "gzip"), *more])
+
+
+def call_with_bodies(
+    connection: socket.socket, path: str, bodies: Sequence[bytes], more: Sequence[Any] = ()
+) -> Counter[str]:
+    """Call with bodies, all at once; return the ``grpc-status`` of the answers, and ``reset`` for calls without one."""
     http = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     http.initiate_connection()
-    unsent = {}
-    more = [hpack.NeverIndexedHeaderTuple(name, value) for name, value in headers.items()]
-    for content in contents:
+    open_calls: dict[int, bytes] = {}
+    for body in bodies:
         stream = http.get_next_available_stream_id()
-        http.send_headers(stream, [*headers_of(path), ("grpc-encoding", "gzip"), *more])
-        unsent[stream] = b"\1" + len(content).to_bytes(4, "big") + content
+        http.send_headers(stream, [*headers_of(path), *more])
+        open_calls[stream] = body
     statuses: Counter[str] = Counter()
-    while statuses.total() < len(contents):
-        for stream in list(unsent):
-            while stream in unsent and (room := http.local_flow_control_window(stream)):
-                left = unsent.pop(stream)
-                size = min(len(left), room, http.max_outbound_frame_size)
-                http.send_data(stream, left[:size], end_stream=size == len(left))
-                if size < len(left):
-                    unsent[stream] = left[size:]
+    while open_calls:
+        for stream, left in open_calls.items():
+            sent = 0
+            while sent < len(left) and (room := http.local_flow_control_window(stream)):
+                size = min(len(left) - sent, room, http.max_outbound_frame_size)
+                http.send_data(stream, left[sent : sent + size], end_stream=sent + size == len(left))
+                sent += size
+            open_calls[stream] = left[sent:]
         connection.sendall(http.data_to_send())
         for event in http.receive_data(connection.recv(65536)):
             if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-                statuses.update(value.decode() for name, value in event.headers if name == b"grpc-status")
+                found = [value.decode() for name, value in event.headers if name == b"grpc-status"]
+                statuses.update(found)
+                if found:
+                    open_calls.pop(event.stream_id, None)
+            elif isinstance(event, h2.events.StreamReset) and open_calls.pop(event.stream_id, None) is not None:
+                statuses["reset"] += 1
     return statuses
 
 
