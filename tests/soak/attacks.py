@@ -108,8 +108,11 @@ def many_messages(served: Served) -> Iterator[str]:
     """Make calls that take one message, with hundreds of thousands of empty ones in their bodies."""
     from testkit.hostile_connections import call_with_bodies
 
-    with served.connect() as connection:
-        statuses = call_with_bodies(connection, _PREDICT, [bytes(5) * 400_000] * 2)
+    statuses: Counter[str] = Counter()
+    ends = time.monotonic() + _ATTACK_SECONDS
+    while time.monotonic() < ends:
+        with served.connect() as connection:
+            statuses += call_with_bodies(connection, _PREDICT, [bytes(5) * 400_000] * 2)
     if not statuses.keys() <= {str(grpc.StatusCode.INVALID_ARGUMENT.value[0]), "reset"}:
         yield f"bodies of many messages: {statuses}"
 
