@@ -191,7 +191,7 @@ def exhausted_resource(error: BaseException) -> Resource | None:
     Such an error says nothing about the checkpoint or dataset: a retry may succeed. TensorFlow, CUDA, HDF5 and Keras
     report it as errors of many classes, some of which wrap others, so texts are searched as well.
     """
-    chain = list(_chain(error))
+    chain = list(with_causes(error))
     is_damaged = any(isinstance(link, CheckpointError) for link in chain)
     found = (_by_kind(link) or (None if is_damaged else _by_text(link)) for link in chain)
     return next(filter(None, found), None)
@@ -229,8 +229,8 @@ def _by_text(error: BaseException) -> Resource | None:
     return None
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes."""
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes, each once, as a traceback shows them."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:

@@ -30,7 +30,7 @@ _CHECKSUM_BYTES: Final = 4
 _CHUNK_BYTES: Final = 64 * 1024
 
 
-def count_records(file: Path, *, is_compressed: bool, expected: int | None = None) -> int:
+def count_records(file: Path, *, is_compressed: bool) -> int:
     """Return the number of records of a TFRecord file, from their lengths.
 
     The result is kept until the file changes. Checksums are not compared.
@@ -38,18 +38,13 @@ def count_records(file: Path, *, is_compressed: bool, expected: int | None = Non
     Args:
         file: The file.
         is_compressed: Whether it is compressed by gzip.
-        expected: The number that it had before; None if it is not known.
 
     Raises:
         OSError: It cannot be read.
-        ExampleError: It ends within a record, a record is too large, or there are more or fewer than expected. The
-            text does not name the file.
+        ExampleError: It ends within a record, or a record is too large. The text does not name the file.
     """
     found = file.stat()
-    count = _count(file, found.st_ino, found.st_size, found.st_mtime_ns, is_compressed)
-    if expected not in (None, count):
-        raise ExampleError(f"it has {count} records, and had {expected} when it was opened")
-    return count
+    return _count(file, found.st_ino, found.st_size, found.st_mtime_ns, is_compressed)
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -16,6 +16,7 @@ from typing import Final, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from understudy.evaluator.evaluator_errors import with_causes
 from understudy.service.calls.audit import AUDIT_LOGGER, REFUSAL
 from understudy.service.calls.served_call import CALL_LOGGER, REQUEST_ID
 from understudy.service.calls.status import Code
@@ -209,13 +210,9 @@ def _withhold_values(_logger: WrappedLogger, _method: str, event: EventDict) -> 
 
 def _frames_of(error: BaseException) -> Iterator[str]:
     """Yield the traceback of an exception and of its causes, without their texts."""
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    for cause in with_causes(error):
         yield from (frame.rstrip("\n") for frame in traceback.format_tb(cause.__traceback__))
         yield type(cause).__qualname__
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
 
 
 def _drop_color_message(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -196,7 +196,7 @@ def test_a_file_that_grows_after_it_was_opened_is_refused_and_one_that_grows_whi
     next(batches)
     append(1000)
     assert sum(1 for _ in batches) == 2
-    with pytest.raises(ConfigurationError, match=r"it has 1003 records, and had 3 when it was opened"):
+    with pytest.raises(ConfigurationError, match=r"has 1003 records, and had 3 when it was opened; start again"):
         next(dataset.batches(SIGNATURE, 1))
     with file.open("ab") as growing:
         growing.write(b"\1" * 5)

@@ -260,7 +260,12 @@ def read_records(
     for index, (file, name) in enumerate(zip(files, names or map(str, files), strict=True)):
         is_compressed = name.endswith(_GZIP)
         try:
-            found = count_records(file, is_compressed=is_compressed, expected=count)
+            found = count_records(file, is_compressed=is_compressed)
+            if count not in (None, found):
+                raise ConfigurationError(
+                    f"{origin}: {name} has {found} records, and had {count} when it was opened; start again to read "
+                    "it as it is now, or restore it"
+                )
             records = tf.data.TFRecordDataset(str(file), compression_type="GZIP" if is_compressed else "")
             yield from records.take(found).skip(0 if index else skip).as_numpy_iterator()
         except (OSError, ExampleError, tf.errors.OpError) as error:
