@@ -23,6 +23,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 from contextlib import ExitStack, suppress
@@ -172,6 +173,7 @@ def _prepare(request: dict[str, Any], files: list[int]) -> None:
         os.close(stream)
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # this one's TMPDIR counts
     os.chdir(request["folder"])
     wanted = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [folder for folder in wanted if folder and folder not in sys.path]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from understudy.checkpoints.temporary_folders import TemporaryFolder
 from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ class RunCheckpoints:
         chosen: int | Literal["best", "latest"] = version if isinstance(version, int) else "best"
         step = exporter.resolve("latest" if version == "latest" else chosen)
         with (
-            tempfile.TemporaryDirectory(prefix="understudy-") as folder,
-            exporter.local_checkpoint(step, Path(folder)) as local,
+            TemporaryFolder() as folder,
+            exporter.local_checkpoint(step, folder.path) as local,
         ):
             source = ModelSource(
                 folder=local.directory,

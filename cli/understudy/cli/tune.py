@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import itertools
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ import numpy as np
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.atomic import write_bytes
 from understudy.checkpoints.signature import Signature, TensorSpec
+from understudy.checkpoints.temporary_folders import TemporaryFolder
 from understudy.cli.command_errors import TERMINATED, CommandError, reported
 from understudy.cli.connection import json_option
 from understudy.cli.options import settings_options
@@ -190,7 +190,7 @@ def _search(settings: TuneSettings, advance: Callable[[int, int | None], object]
         return spent < settings.budget_seconds
 
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="understudy-tune-")))
+        folder = stack.enter_context(TemporaryFolder()).path
         best = stack.enter_context(TunedServer(settings.arguments(None), {}, folder / "usual"))
         requests, datasets = _requests(settings, best)
         usual = best.scores(datasets)

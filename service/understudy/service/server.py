@@ -18,6 +18,7 @@ import structlog
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
+from understudy.evaluator.temporary_folders import delete_abandoned
 from understudy.evaluator.types import END_AFTER
 from understudy.service import logging
 from understudy.service.calls.call_limits import BodyBudget
@@ -87,6 +88,7 @@ def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> Ser
     logging.configure(
         level=settings.log_level, log_format=settings.log_format, withhold_values=bool(settings.request_log_redact)
     )
+    delete_abandoned()
     run = load_front_end(settings.frontend)
     return run(settings, functools.partial(_serve_until_signalled, settings, evaluator_settings))
 

@@ -34,8 +34,12 @@ def test_evaluate_scores_a_run_without_a_server(case: Case) -> None:
     assert (found["step"], found["examples"], found["batches"], found["notes"]) == (STEP, EXAMPLES, 26, [])
 
 
-def test_predict_goes_on_after_the_command_was_killed(case: Case, tmp_path: Path) -> None:
-    output = tmp_path / "out"
+def test_predict_goes_on_after_the_command_was_killed(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, temporary = tmp_path / "out", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     command = [sys.executable, "-m", "understudy.cli", "predict", *options(case, "--batch-size", 1, "--output", output)]
     process = subprocess.Popen(command)
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -46,11 +50,13 @@ def test_predict_goes_on_after_the_command_was_killed(case: Case, tmp_path: Path
     before = {path.name: path.stat().st_mtime_ns for path in output.glob("outputs-*")}
     assert 1 <= len(before) < 13
     assert not (output / "manifest.json").exists()
+    assert list(temporary.glob("understudy-*/*"))
 
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS)
     assert result.stdout == f"wrote {EXAMPLES} examples of step {STEP} to 13 files in {output}\n"
     files = [file["name"] for file in json.loads((output / "manifest.json").read_bytes())["files"]]
     assert len(files) == 13
+    assert not list(temporary.glob("understudy-*"))
     assert all((output / name).stat().st_mtime_ns == written for name, written in before.items())
     found = [dict(np.load(output / name)) for name in files]
     for name, expected in case.outputs.items():

@@ -12,6 +12,8 @@ import pytest
 import trustme
 
 from testkit.certificates import Credentials
+from testkit.front_ends import needs_envoy
+from understudy.evaluator.temporary_folders import delete_abandoned
 from understudy.service.envoy.launch import (
     VARIABLE,
     ReexecState,
@@ -72,6 +74,40 @@ def test_only_this_user_can_read_the_key_that_envoy_is_given(tmp_path: Path) -> 
         write_secrets(tmp_path / "envoy", Certificates.read(files))
         (file,) = (tmp_path / "envoy").iterdir()
         assert file.stat().st_mode & 0o077 == 0
+
+
+IN_ENVOY = """
+import sys, threading
+from pathlib import Path
+from understudy.service.envoy import envoy_server
+from understudy.service.envoy.launch import exec_envoy
+from understudy.service.settings import ServeSettings
+
+host = envoy_server.current()
+if host is None:
+    files = dict(zip(("tls_cert", "tls_key"), map(Path, sys.argv[1:])))
+    exec_envoy(ServeSettings(run_dir=Path("run"), grpc_port=0, **files))
+print(host.launched.folder, flush=True)
+threading.Event().wait()
+"""
+
+
+@needs_envoy
+def test_the_key_that_a_killed_envoy_leaves_is_deleted_by_the_next_start(tmp_path: Path) -> None:
+    mine = Credentials(tmp_path / "own", trustme.CA(), "127.0.0.1")
+    script = tmp_path / "script.py"
+    script.write_text(IN_ENVOY)
+    command = [sys.executable, str(script), str(mine.certificate), str(mine.key)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        delete_abandoned()
+        assert (folder / "server.json").is_file()  # the lock has outlived the change into Envoy
+        process.kill()
+        process.wait(SECONDS)
+    assert (folder / "server.json").is_file()
+    delete_abandoned()
+    assert not folder.exists()
 
 
 def run_again(script: Path, *arguments: str, source: str) -> subprocess.CompletedProcess[str]:

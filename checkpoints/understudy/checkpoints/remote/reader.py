@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from understudy.checkpoints.checkpoint_errors import RemoteStorageError, StorageRefusalError
 from understudy.checkpoints.pauses import doubling_pause
 from understudy.checkpoints.remote.files import FileStatus, RemoteFiles, open_remote
+from understudy.checkpoints.temporary_folders import TemporaryFolder
 
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 1.0
@@ -113,8 +113,8 @@ class RemoteReader:
 
     def _fetched_once(self, file: RemoteFile) -> int:
         folder = file.url.removesuffix(f"/{file.name}")
-        with tempfile.TemporaryDirectory(prefix="understudy-") as place:
-            target = Path(place) / file.name
+        with TemporaryFolder() as place:
+            target = place.path / file.name
             copied = self._files(folder).copy(file.name, target, size_bytes=file.status.size_bytes)
             if copied != file.status or target.stat().st_size != file.status.size_bytes:
                 raise OSError(f"{file.url} has changed since it was first read; start again")

