@@ -15,6 +15,7 @@ from integration.conftest import Run
 
 from testkit.checkpoints import OUTPUTS, Chief, ones
 from testkit.front_ends import FRONT_ENDS, GRPCIO
+from testkit.hostile_connections import FORGED_ADDRESS
 from testkit.in_process import until
 from understudy.clients import NotFoundError, PermissionDeniedError
 from understudy.v1 import model_pb2, model_pb2_grpc
@@ -53,7 +54,7 @@ def test_decisions_are_audited_at_every_log_level(
     chief.publish(30)
     service = run_service({**SETTINGS, "eval_data": {"test": dataset_file}}, {"min_improvement": 0.0})
     service.wait_ready()
-    client = service.client()
+    client = service.client(metadata=tuple(FORGED_ADDRESS.items()))
     until(lambda: client.status().serving_step == 30)
     client.promote(20)
     client.roll_back()

@@ -22,6 +22,10 @@ _END_HEADERS: Final = 4
 _CANCEL: Final = struct.pack(">I", 8)
 
 
+FORGED_ADDRESS: Final = {"x-forwarded-for": "203.0.113.7", "forwarded": "for=203.0.113.7", "x-real-ip": "203.0.113.7"}
+"""The headers of a caller that wants to be taken for another."""
+
+
 def headers_of(path: str) -> list[tuple[str, str]]:
     """Return the headers of a call."""
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x"}

@@ -180,6 +180,7 @@ class HttpServer:
             http=limited(_protocol(certificates), max_connections),
             log_config=None,
             access_log=False,
+            proxy_headers=False,  # else callers on this machine choose the address that logs name
             lifespan="off",
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )

@@ -16,6 +16,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
+from testkit.hostile_connections import FORGED_ADDRESS
 from testkit.scripted_evaluator import ScriptedEvaluator, inference_handler, prediction
 from understudy.evaluator.evaluator_errors import OverloadedError
 from understudy.service import http
@@ -126,7 +127,7 @@ async def test_metrics_come_in_openmetrics_for_those_who_ask(server: RestServer)
 
 async def test_a_failed_call_is_written_to_the_access_log_with_its_peer_and_size(server: RestServer) -> None:
     with structlog.testing.capture_logs() as lines:
-        await server.client.post("/v2/models/other/infer", content=b"{}")
+        await server.client.post("/v2/models/other/infer", content=b"{}", headers=FORGED_ADDRESS)
 
     (line,) = [line for line in lines if line["event"] == "call ended"]
     assert line["method"] == "/inference.GRPCInferenceService/ModelInfer"
