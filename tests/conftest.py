@@ -39,6 +39,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(TESTS / "startup"), str(TESTS), os.environ.get("PYTHONPATH")))
 )
 
+COLLECTED_AFTER = (20_000, 20, 50)
+"""When the processes of pytest collect garbage: rarely, as models that are traced leave much that lives on."""
+
 LOGICAL_CPUS = 4
 SEED = 1
 
@@ -149,6 +152,7 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        gc.set_threshold(*COLLECTED_AFTER)
 
 
 @pytest.fixture

@@ -35,8 +35,9 @@ from __future__ import annotations
 
 import enum
 import errno
+import heapq
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError, RemoteStorageError
 
@@ -153,6 +154,8 @@ class TrialError(Exception):
 _GRAPH_ERROR = "Graph execution error:"
 _NODE = "[[{{node"
 
+_MOST_NAMED_STEPS = 10
+
 _MEMORY_ERRNOS = {errno.ENOMEM}
 _OTHER_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 _OTHER_TEXT = re.compile(
@@ -176,6 +179,14 @@ def first_line(error: BaseException) -> str:
         said = next((index for index, line in enumerate(lines) if _NODE in line), 0)
         lines = [lines[said].partition(_NODE)[0].strip() or lines[said - 1]]
     return (lines or [""])[0] or type(error).__name__
+
+
+def available_steps(known: Collection[int], missing: int) -> str:
+    """Return the steps there are, for the message of an error: all of a few, else those around the missing one."""
+    if len(known) <= _MOST_NAMED_STEPS:
+        return f"there are {list(known)}"
+    nearest = heapq.nsmallest(_MOST_NAMED_STEPS, known, key=lambda step: abs(step - missing))
+    return f"there are {len(known)}, the nearest of which are {sorted(nearest)}"
 
 
 class Resource(enum.Enum):

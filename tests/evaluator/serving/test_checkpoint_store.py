@@ -56,6 +56,16 @@ def test_what_the_source_offers_is_on_the_checkpoint_store_in_step_order(run: Ru
         store.info(5)
 
 
+def test_of_many_steps_an_error_names_those_around_the_missing_one(run: RunDir, store: CheckpointStore) -> None:
+    publish(run, *range(250, 410, 10))
+    store.refresh()
+    with pytest.raises(
+        VersionNotFoundError,
+        match=r"step 305; there are 16, the nearest of which are \[260, 270, 280, 290, 300, 310, 320, 330, 340, 350\]",
+    ):
+        store.info(305)
+
+
 def test_only_whole_models_of_keras_hold_their_metrics(run: RunDir, store: CheckpointStore) -> None:
     publish(run, 1)
     store.refresh()

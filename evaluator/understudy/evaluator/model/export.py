@@ -23,7 +23,13 @@ from understudy.checkpoints.remote.run_source import RemoteRunSource
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint
 from understudy.checkpoints.temporary_folders import TemporaryFolder
-from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, VersionNotFoundError, first_line
+from understudy.evaluator.evaluator_errors import (
+    ConfigurationError,
+    LoadError,
+    VersionNotFoundError,
+    available_steps,
+    first_line,
+)
 
 if TYPE_CHECKING:
     from understudy.evaluator.model.loaders import BuiltModel
@@ -175,7 +181,7 @@ class CheckpointExporter:
                 if remote.step == step:
                     yield self._fetch(remote, folder / "taken")
                     return
-        raise VersionNotFoundError(f"there is no checkpoint of step {step}; there are {self.steps()}")
+        raise VersionNotFoundError(f"there is no checkpoint of step {step}; {available_steps(self.steps(), step)}")
 
     def _published(self, files: RemoteFiles, mirror: Path, *wanted: int) -> Sequence[Checkpoint]:
         """Return the checkpoints of the remote run folder."""

@@ -17,7 +17,7 @@ from understudy.checkpoints.local_checkpoint import LocalCheckpoint, open_local_
 from understudy.checkpoints.manifest import SIGNATURE_FILE
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, CheckpointSource
-from understudy.evaluator.evaluator_errors import VersionNotFoundError
+from understudy.evaluator.evaluator_errors import VersionNotFoundError, available_steps
 from understudy.evaluator.types import CheckpointInfo
 
 _log = logging.getLogger(__name__)
@@ -218,7 +218,7 @@ class CheckpointStore:
                 return self._items[step]
             except KeyError:
                 known = sorted(self._items)
-        raise VersionNotFoundError(f"there is no checkpoint of step {step}; there are {known}")
+        raise VersionNotFoundError(f"there is no checkpoint of step {step}; {available_steps(known, step)}")
 
     def _fetch(self, item: _Item) -> LocalCheckpoint:
         folder = self._folder(item.info.step)

@@ -19,7 +19,7 @@ from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2
 
-from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError
+from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError, available_steps
 from understudy.evaluator.types import Array, ArrayForm, Prediction, TensorSpec, Version, VersionStatus
 from understudy.service.calls.methods import ApartCodec, CallContext, Encoded
 from understudy.service.calls.parsing import Apart, joined, nested
@@ -185,7 +185,7 @@ class TfServingHandler:
             statuses = [status for status in statuses if status.step == step]
             if not statuses:
                 known = [status.step for status in self._model.evaluator.status()]
-                raise VersionNotFoundError(f"there is no version {step}; there are {known}")
+                raise VersionNotFoundError(f"there is no version {step}; {available_steps(known, step)}")
         return get_model_status_pb2.GetModelStatusResponse(
             model_version_status=[_version_status(status) for status in statuses]
         )
