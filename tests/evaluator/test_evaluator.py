@@ -35,6 +35,7 @@ from understudy.evaluator.evaluator_errors import (
     DrainingError,
     InvalidInputError,
     LedgerError,
+    NoEarlierVersionError,
     NotReadyError,
     OverloadedError,
     VersionNotFoundError,
@@ -357,7 +358,10 @@ def test_a_rollback_takes_effect_at_once_where_the_predecessor_is_loaded(run: Re
 
 def test_rolling_back_with_nothing_before_says_so(run: RealRun) -> None:
     run.publish(1)
-    with run.running() as evaluator, pytest.raises(VersionNotFoundError, match="nothing was serving before"):
+    with (
+        run.running() as evaluator,
+        pytest.raises(NoEarlierVersionError, match="known to have served before step 1; wait"),
+    ):
         evaluator.roll_back()
 
 

@@ -24,6 +24,7 @@ from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.gates import Gate, build_gate, further_dataset
 from understudy.evaluator.serving.promotion import BestFile, PinFile, Ranking, parse_monitor
 from understudy.evaluator.serving.serving_controller import ServingController
+from understudy.evaluator.serving.serving_history import ServingHistory
 from understudy.evaluator.serving.version_monitor import Backlog
 from understudy.evaluator.settings import EvaluationPolicy, EvaluatorSettings, VersionPolicy
 from understudy.evaluator.types import Array, CheckpointInfo, EvaluationOutcome, EvaluationResult
@@ -76,6 +77,7 @@ class WatcherHarness:
             gatekeeper=None if wanted is None else self.gatekeeper(wanted),
             manager=lifecycle.manager,
             pin_file=PinFile(state),
+            history=ServingHistory(state),
             latest_step=lambda: lifecycle.version_monitor.latest_step,
             on_settled=self.wake,
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "--roll-back",
     is_flag=True,
     help="Serve and pin the version that was serving before the present one; during a rollout, the one that the others "
-    "serve.",
+    "serve. Again, it goes further back.",
 )
 @json_option("Print one JSON object: serving_step, previous_step, pinned_step.")
 @settings_options(settings=ConnectionSettings)

@@ -162,7 +162,7 @@ class AsyncModelCalls:
         return await self._promoted(self._requests.unpin(), call_options)
 
     async def roll_back(self, **call_options: Unpack[CallOptions]) -> Promotion:
-        """Serve and pin the previous serving version."""
+        """Serve and pin the version that served before. The next rollback goes further back."""
         return await self._promoted(self._requests.roll_back(), call_options)
 
     async def _promoted(self, request: model_pb2.PromoteRequest, call_options: CallOptions) -> Promotion:

@@ -163,7 +163,7 @@ class ModelCalls:
         return self._promoted(self._requests.unpin(), call_options)
 
     def roll_back(self, **call_options: Unpack[CallOptions]) -> Promotion:
-        """Serve and pin the previous serving version."""
+        """Serve and pin the version that served before. The next rollback goes further back."""
         return self._promoted(self._requests.roll_back(), call_options)
 
     def _promoted(self, request: model_pb2.PromoteRequest, call_options: CallOptions) -> Promotion:

@@ -296,10 +296,10 @@ class Evaluator(EvaluatorState):
         return self._started_components().controller.unpin(deadline=deadline)
 
     def roll_back(self, *, deadline: float | None = None) -> Future[ServingChange]:
-        """Serve the previous serving version again, and pin it.
+        """Serve the version that served before, and pin it; another rollback goes further back.
 
         Raises:
-            VersionNotFoundError: Nothing was serving before.
+            NoEarlierVersionError: There is none.
         """
         return self._started_components().controller.roll_back(deadline=deadline)
 

@@ -3,6 +3,7 @@
 EvaluatorError
 ├── InvalidInputError             the caller's data does not fit the model
 ├── VersionNotFoundError          there is no such version, or it is not loaded
+├── NoEarlierVersionError         there is no version to roll back to
 ├── DatasetNotFoundError          the evaluator has no such dataset
 ├── ModelChangedError             the serving model changed while the request waited, and the request does not fit it
 ├── NotReadyError                 no servable is serving yet
@@ -56,6 +57,10 @@ class ModelChangedError(EvaluatorError):
 
 class VersionNotFoundError(EvaluatorError):
     """There is no such version, or it is not loaded. The text names the available versions."""
+
+
+class NoEarlierVersionError(EvaluatorError):
+    """There is no version to roll back to. The text names the versions that can be pinned."""
 
 
 class DatasetNotFoundError(EvaluatorError):

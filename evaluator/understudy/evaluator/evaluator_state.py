@@ -94,8 +94,8 @@ class EvaluatorState(EvaluatorLifecycle):
 
     @property
     def previous_step(self) -> int | None:
-        """The step that `roll_back` serves, or None if nothing was serving before."""
-        return self._components.manager.predecessor_step
+        """The step that `roll_back` serves, or None if there is none."""
+        return self._components.controller.roll_back_step
 
     def step_without_pin(self) -> int | None:
         """Return the step that `unpin` serves, or None if that keeps the serving one."""

@@ -17,6 +17,7 @@ from understudy.evaluator.evaluator_errors import (
 from understudy.evaluator.serving.promotion import PIN_FILE, PinFile, Ranking
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.serving_controller import ServingController
+from understudy.evaluator.serving.serving_history import ServingHistory
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def direct(lifecycle: TextLifecycle, folder: Path) -> ServingController:
         gatekeeper=None,
         manager=lifecycle.manager,
         pin_file=PinFile(folder),
+        history=ServingHistory(folder),
         latest_step=lambda: lifecycle.version_monitor.latest_step,
         on_settled=lambda: None,
     )
@@ -144,17 +146,6 @@ def test_a_pin_that_cannot_be_written_down_is_reported(
     with pytest.raises(StorageError, match=r"pin\.json cannot be written"):
         controller.pin(1).result(WAIT_SECONDS)
     assert controller.pinned_step is None
-
-
-def test_rolling_back_twice_returns_to_where_it_was(lifecycle: TextLifecycle, controller: ServingController) -> None:
-    lifecycle.publish(1)
-    settle(lifecycle, controller)
-    lifecycle.publish(2)
-    settle(lifecycle, controller)
-
-    assert controller.roll_back().result(0).serving_step == 1
-    assert controller.roll_back().result(0).serving_step == 2
-    assert controller.unpin().result(0).pinned_step is None
 
 
 def test_removing_a_pin_with_nothing_serving_says_so(lifecycle: TextLifecycle, controller: ServingController) -> None:

@@ -31,6 +31,7 @@ from understudy.evaluator.serving.promotion import BestFile, PinFile
 from understudy.evaluator.serving.rollout import Rollout, open_rollout
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
+from understudy.evaluator.serving.serving_history import ServingHistory
 from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
 from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE, EvaluatorSettings
 from understudy.evaluator.tuning.choice import FoundSettings, Threads
@@ -260,6 +261,7 @@ def build_controller(
     """Build what decides which checkpoint serves; ``wake`` is called when a pin or its removal is settled."""
     settings = inputs.settings
     folder = settings.follow_folder
+    followed = inputs.following or (None if folder is None else FollowedDecision(folder))
     gatekeeper = None if plan.gate is None else _gatekeeper(plan.gate, inputs, records)
     if gatekeeper is not None:
         manager.explain_with(gatekeeper.held_back)
@@ -271,8 +273,9 @@ def build_controller(
         gatekeeper=gatekeeper,
         manager=manager,
         pin_file=PinFile(settings.state_dir),
+        history=ServingHistory(settings.state_dir, is_used=followed is None),
         rollout=known.rollout,
-        followed=inputs.following or (None if folder is None else FollowedDecision(folder)),
+        followed=followed,
         latest_step=lambda: known.version_monitor.latest_step,
         on_settled=wake,
     )

@@ -269,6 +269,7 @@ class CheckpointWatcher:
             self._controller.pinned_step,
             self._controller.target(),
             *self._controller.tried_steps(),
+            *self._controller.returnable_steps(),
             self._ranking.best(among={info.step for info in stored}),
         }
         return [info for info in stored if info.step in steps]
@@ -376,6 +377,7 @@ class CheckpointWatcher:
 
     def _publish_serving(self) -> None:
         self._decision_file.publish(self._controller.serving_key)
+        self._controller.keep_history()
         self._controller.tell_evaluator()
 
     def _publish_best(self) -> None:

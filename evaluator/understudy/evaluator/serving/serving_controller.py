@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 
-from understudy.evaluator.evaluator_errors import CancelledError, NotReadyError, VersionNotFoundError
+from understudy.evaluator.evaluator_errors import (
+    CancelledError,
+    NoEarlierVersionError,
+    NotReadyError,
+    VersionNotFoundError,
+)
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.decision_file import (
     FollowedDecision,
@@ -23,6 +29,7 @@ from understudy.evaluator.serving.promotion import Pin, PinFile, Ranking, choose
 from understudy.evaluator.serving.rollout import Rollout
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
+from understudy.evaluator.serving.serving_history import ServingHistory, why_no_earlier
 from understudy.evaluator.serving.version_monitor import Quarantine
 from understudy.evaluator.settings import VersionPolicy
 from understudy.evaluator.types import CheckpointKey, ServingChange, VersionLabel
@@ -41,6 +48,7 @@ class ServingController:
         gatekeeper: Decides which checkpoints may be served; None if there is no gate.
         manager: Promotes checkpoints.
         pin_file: Keeps the pin across restarts.
+        history: What served before.
         followed: Another evaluator's decision, which then replaces policy, gate and pin; None to decide here.
         rollout: Gives new versions to a part of the servers that follow first; None to give them to all at once.
         latest_step: Returns the newest step that was ever loaded, or None.
@@ -60,6 +68,7 @@ class ServingController:
         gatekeeper: Gatekeeper | None,
         manager: ServableManager,
         pin_file: PinFile,
+        history: ServingHistory,
         followed: FollowedEvaluator | None = None,
         rollout: Rollout | None = None,
         latest_step: Callable[[], int | None],
@@ -76,6 +85,7 @@ class ServingController:
         self._lock = threading.Lock()
         self._deciding = threading.RLock()  # held from a decision until its promotion is queued
         self._pin = Pin(pin_file, is_used=followed is None)
+        self._history = history
         self._followed = followed
         self.rollout = rollout
         self._rechecked: tuple[CheckpointKey, int, str] | None = None
@@ -208,11 +218,20 @@ class ServingController:
             self._ranking.best_to_serve(),
             self._policy if isinstance(self._policy, int) else None,
             *self.tried_steps(),
+            *self.returnable_steps(),
         }
         if self.rollout is not None and self.rollout.before is not None:
             steps.add(self.rollout.before[0])
         steps.add(None if decision is None else decision.step)
         return {step for step in steps if step is not None}
+
+    def keep_history(self) -> None:
+        """Write what served, for rollbacks, if it has changed. Call it again if the disk was full."""
+        self._note_serving()
+        self._history.try_to_write()
+
+    def _note_serving(self) -> None:
+        self._history.note(self.serving_key)
 
     def tell_evaluator(self) -> None:
         """Tell the evaluator that is followed, if any, what is served, and why not what it decided."""
@@ -275,8 +294,14 @@ class ServingController:
             VersionNotFoundError: There is no such checkpoint.
             DrainingError: The evaluator is being closed.
         """
+        return self._pin_now(step, deadline, rollback=None)
+
+    def _pin_now(
+        self, step: int, deadline: float | None, *, rollback: tuple[CheckpointKey, CheckpointKey] | None
+    ) -> Future[ServingChange]:
         before = self._serving_step()
         with self._deciding:
+            self._history.expect(rollback)
             number = self._pin.decide(step)
             try:
                 promoting = self._promote(step, deadline)
@@ -293,6 +318,7 @@ class ServingController:
             StorageError: The change cannot be written to disk.
         """
         with self._deciding:
+            self._history.expect(None)
             number = self._pin.remove()
             before = self._serving_step()
             step = self.target()
@@ -303,21 +329,58 @@ class ServingController:
             promoting = self._promote(step, deadline)
         return self._change(promoting, before, number, None)
 
+    @property
+    def roll_back_step(self) -> int | None:
+        """The step that `roll_back` serves, or None if there is none."""
+        key = self._earlier()
+        return None if key is None else key[0]
+
+    def returnable_steps(self) -> set[int]:
+        """Return the steps of the last two versions that served and may serve again, to keep them for a rollback.
+
+        While the store is not complete, these may be steps that are still to be found.
+        """
+        may_be_found = not self._store.is_complete
+        keys = (
+            key
+            for key in self._history.newest_first()
+            if not self._is_bad(key) and (self._key(key[0]) == key or (may_be_found and self._key(key[0]) is None))
+        )
+        return {step for step, _ in itertools.islice(keys, 2)}
+
     def roll_back(self, *, deadline: float | None = None) -> Future[ServingChange]:
-        """Pin the step that served before the newest; during a rollout, the one that is serving here, which ends it.
+        """Serve and pin the version that served before; during a rollout, the one that is serving here, which ends it.
+
+        The version that is left is not returned to unless it serves again by another decision: the next rollback goes
+        further back. Versions that are gone, cannot be loaded, have a score that is not finite, or were rejected by a
+        rollout, are passed over.
 
         Raises:
-            VersionNotFoundError: There is no previous serving step, or its checkpoint no longer exists.
+            NoEarlierVersionError: There is none.
+            DrainingError: The evaluator is being closed.
         """
-        tried, step = self.rollout_step, self._serving_step()
-        if tried is None or tried == step:
-            step = self._manager.predecessor_step
-        if step is None:
-            known = [info.step for info in self._store.checkpoints()]
-            raise VersionNotFoundError(
-                f"nothing was serving before since the evaluator was started; pin one of the steps {known}"
-            )
-        return self.pin(step, deadline=deadline)
+        with self._deciding:
+            serving, key = self.serving_key(), self._earlier()
+            if key is None or serving is None:
+                known = [info.step for info in self._store.checkpoints()]
+                raise NoEarlierVersionError(why_no_earlier(None if serving is None else serving[0], known))
+            return self._pin_now(key[0], deadline, rollback=None if serving == key else (serving, key))
+
+    def _earlier(self) -> CheckpointKey | None:
+        """Return the version that a rollback serves, or None if there is none."""
+        serving = self.serving_key()
+        if serving is None:
+            return None
+        if self.rollout_step not in (None, serving[0]):
+            return serving
+        self._note_serving()
+        others = (key for key in self._history.newest_first() if key != serving)
+        return next((key for key in others if self._key(key[0]) == key and not self._is_bad(key)), None)
+
+    def _is_bad(self, key: CheckpointKey) -> bool:
+        """Whether a version that served was found to be bad since."""
+        is_rejected = self.rollout is not None and self.rollout.rejects(key)
+        return is_rejected or self._is_given_up(key) or key[0] in self._ranking.unfit()
 
     def _promote(self, step: int, deadline: float | None) -> Future[Handle]:
         """Begin a change; it supersedes one in progress, which must not take effect afterwards."""
@@ -340,6 +403,8 @@ class ServingController:
         def finish(promoted: Future[Handle]) -> None:
             try:
                 with promoted.result() as handle:
+                    self._note_serving()
+                    self._history.write()
                     now = self._pin.keep(number, pinned)
                     outcome = ServingChange(serving_step=handle.step, previous_step=before, pinned_step=now)
             except FutureCancelledError:
@@ -359,6 +424,7 @@ class ServingController:
     def _settled(self, promoted: Future[Handle]) -> None:
         if not promoted.cancelled() and promoted.exception() is None:
             promoted.result().release()
+            self._note_serving()
         self._on_settled()
 
     def _admitted(self, steps: set[int]) -> set[int]:

@@ -132,6 +132,7 @@ STATUS_CODES: Mapping[type[Exception], Code] = {
     PermissionDeniedError: Code.PERMISSION_DENIED,
     evaluator_errors.VersionNotFoundError: Code.NOT_FOUND,
     evaluator_errors.DatasetNotFoundError: Code.NOT_FOUND,
+    evaluator_errors.NoEarlierVersionError: Code.FAILED_PRECONDITION,
     evaluator_errors.NotReadyError: Code.UNAVAILABLE,
     evaluator_errors.DrainingError: Code.UNAVAILABLE,
     evaluator_errors.OverloadedError: Code.RESOURCE_EXHAUSTED,

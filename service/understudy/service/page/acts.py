@@ -172,7 +172,9 @@ class Confirmations:
     def _roll_back(self) -> Confirmation:
         target = self._evaluator.previous_step
         if target is None:
-            raise VersionNotFoundError("nothing was served before, since the server was started; pin a step instead")
+            raise VersionNotFoundError(
+                "no version that may serve again is known to have served before; pin a step instead"
+            )
         sentence = f"{self._change_to(target)} It stays served, also after a restart, until it is unpinned."
         return self._promotion(
             Act.ROLL_BACK,

@@ -55,7 +55,7 @@ class ServedView:
         written_at: When its checkpoint was written, in seconds since the epoch; None if it is not known any more.
         decision: The gate's newest decision on it; None without one.
         pinned_step: The pinned step; None without a pin.
-        previous_step: The step that was served before; None if that is not known.
+        previous_step: The step that a rollback serves; None if there is none.
         latest_step: The newest step that was ever loaded.
         best_step: The step with the best monitored value.
         best_value: That value.
