@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 import sys
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
@@ -39,6 +40,13 @@ HEADER_SECONDS: Final = 10.0
 
 LINGER_SECONDS: Final = 5.0
 """How long the rest of headers that are too large is read."""
+
+IDLE_SECONDS: Final = 75
+"""How long a connection may wait for its next request: longer than callers and proxies keep theirs (httpx 5 s, load
+balancers 60 s). So they end it first, and send no request on a connection that the server is just closing."""
+
+SPARED_SECONDS: Final = 5.0
+"""A connection that has waited for less than this makes no room for a new one."""
 
 STALLED_SECONDS: Final = 30.0
 """How long a reader of a response may take nothing of it."""
@@ -182,6 +190,7 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,  # else callers on this machine choose the address that logs name
             lifespan="off",
+            timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
         if certificates is not None:
@@ -226,10 +235,13 @@ class HttpConnection(H11Protocol):
     One whose caller does not read what it is sent is aborted, as it would hold its memory and its place.
 
     Attributes:
-        max_connections: The most connections at once; further ones are closed at once.
+        max_connections: The most connections at once. A further one takes the place of the one that has been idle
+            longest, if that is for `SPARED_SECONDS`; else it is closed at once.
+        idle: The connections that wait for their next request, longest first, with the loop's time since when.
     """
 
     max_connections: ClassVar[int]
+    idle: ClassVar[OrderedDict[HttpConnection, float]]
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _is_refused = False
@@ -237,15 +249,47 @@ class HttpConnection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.BaseProtocol`."""
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) > self.max_connections and not self._end_longest_idle():
             transport.abort()
             return
         self._await_headers()
+
+    def on_response_complete(self) -> None:
+        """See `H11Protocol`."""
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is None:
+            return
+        if self.conn.trailing_data[0]:  # of the next request's headers, sent with this one
+            self._await_headers()
+        else:
+            self.idle[self] = self.loop.time()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End the connection, once the loop has read what has arrived: uvloop may run a timer that is late before."""
+        due = self.timeout_keep_alive_task
+        self.loop.call_soon(self.loop.call_soon, self._end_if_unread, due)
+
+    def end_idle(self) -> None:
+        """End the connection, which waits for its next request."""
+        self.idle.pop(self, None)
+        super().timeout_keep_alive_handler()
+
+    def _end_if_unread(self, due: asyncio.TimerHandle | None) -> None:
+        if self.timeout_keep_alive_task is due:
+            self.end_idle()
+
+    def _end_longest_idle(self) -> bool:
+        longest, since = next(iter(self.idle.items()), (None, 0.0))
+        if longest is None or self.loop.time() - since < SPARED_SECONDS:
+            return False
+        longest.end_idle()
+        return True
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         if self._is_refused:
             return
+        self.idle.pop(self, None)
         if self._deadline is None and not self._is_answering():
             self._await_headers()
         super().data_received(data)
@@ -288,6 +332,7 @@ class HttpConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
+        self.idle.pop(self, None)
         self._forget_deadline()
         self._forget_reader()
         super().connection_lost(exc)
@@ -320,7 +365,7 @@ class HttpConnection(H11Protocol):
 
 def limited(protocol: type[HttpConnection], max_connections: int) -> type[HttpConnection]:
     """Return a protocol for a server with this many connections at most."""
-    return type(protocol.__name__, (protocol,), {"max_connections": max_connections})
+    return type(protocol.__name__, (protocol,), {"max_connections": max_connections, "idle": OrderedDict()})
 
 
 class _CertificateConnection(HttpConnection):
