@@ -57,6 +57,13 @@ def test_a_result_says_how_each_metric_was_configured(tmp_path: Path) -> None:
     }
 
 
+def test_a_result_names_the_metrics_that_are_undefined(tmp_path: Path) -> None:
+    publish(tmp_path, 3, {**record("test", loss=0.5), "undefined": {"auc": "one class"}}, record("older", loss=0.5))
+
+    (result,) = EvaluationResults(tmp_path).read()
+    assert result.undefined == {"test": {"auc"}, "older": frozenset()}
+
+
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     results = EvaluationResults(tmp_path)
     assert results.read() == []

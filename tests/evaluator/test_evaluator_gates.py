@@ -200,38 +200,55 @@ def weighted(weights: list[float]) -> ArrayDataset:
 @pytest.mark.parametrize(
     ("weights", "gate", "said"),
     [
-        ([0, 0], "test/loss <= 100", "loss is 0.09, .*: the examples have no weight: all sample weights are 0"),
-        ([0, 0], "test/weighted_mae not worse by 1 at 95%", "weighted_mae is 0, .*: the examples have no weight"),
+        ([0, 0], "test/loss <= 100", "loss of 'test' is undefined: no example counts"),
+        ([0, 0], "test/weighted_mae not worse by 1 at 95%", "weighted_mae of 'test' is undefined: the weights of"),
         ([0, 0], "test/mae <= 9", ""),
-        ([1, 0], "test/weighted_mae[kind=b] <= 9", "weighted_mae of slice 'kind=b' is 0, .*: the examples have no wei"),
-        ([1, 0], "test/loss[kind=b] <= 9", "loss of slice 'kind=b' is .*: the examples have no weight"),
+        ([1, 0], "test/weighted_mae[kind=b] <= 9", "weighted_mae of slice 'kind=b' of 'test' is undefined: the wei"),
+        ([1, 0], "test/loss[kind=b] <= 9", "loss of slice 'kind=b' of 'test' is undefined: no example counts"),
         ([1, 0], "test/weighted_mae[kind=a] <= 9", ""),
     ],
 )
-def test_a_gate_refuses_what_was_computed_from_nothing(
+def test_a_gate_is_undecided_by_what_is_undefined_without_weights(
     tmp_path: Path, weights: list[float], gate: str, said: str
 ) -> None:
     run = RealRun(tmp_path)
     run.publish(3, model=regularized_model(3))
     with run.evaluator(datasets=[weighted(weights)], gate=(gate,), slice=("kind",), resamples=200) as evaluator:
         _, decision = wait_for_records(evaluator, 2)
-    assert (decision.outcome, bool(re.search(said, decision.reason))) == (REFUSED if said else ACCEPTED, True)
+    assert (decision.outcome, bool(re.search(said, decision.reason))) == (UNDECIDED if said else ACCEPTED, True)
 
 
-def test_a_gate_refuses_an_auc_of_labels_of_one_class(tmp_path: Path) -> None:
+def test_a_gate_is_undecided_by_an_auc_of_labels_of_one_class_and_none_is_recorded_or_served(tmp_path: Path) -> None:
     run = RealRun(tmp_path)
     x = keras.Input((FEATURES,), name="x")
     model = keras.Model(x, keras.layers.Dense(1, "sigmoid", name="y")(x))
     model.compile(loss="binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")])
+    kinds, labels = np.array([b"a", b"b"] * 20, object), np.tile([0, 1, 1, 1], 10).astype("f4")[:, None]
+    contents = {"x": np.zeros((40, FEATURES), "f4"), "y": labels, "kind": kinds}
+    examples_of_kinds = ArrayDataset("test", contents, features=["kind"])
     run.publish(3, model=model)
-    labels = ArrayDataset("test", {"x": np.zeros((4, FEATURES), "f4"), "y": np.ones((4, 1), "f4")})
-    gate = ("test/accuracy >= 0", "test/auc not worse by 0.1")
-    with run.evaluator(datasets=[labels], gate=gate) as evaluator:
-        _, decision = wait_for_records(evaluator, 2)
-    assert [each.outcome for each in decision.conditions] == [ACCEPTED, REFUSED]
-    assert decision.reason == (
-        "auc is 0, which is computed from nothing: all labels of 'y' are 1, so AUC, precision and recall say nothing"
+    settings: dict[str, Any] = {"datasets": [examples_of_kinds], "slice": ("kind",), "resamples": 200}
+    with run.running(**settings) as evaluator:
+        (scored,) = wait_for_records(evaluator, 1)
+        until_served(evaluator, 3)
+    reason = "no label that counts is negative"
+    a, b = scored.slices
+    assert (scored.undefined, a.undefined, b.undefined) == ({}, {}, {"auc": reason})
+    assert "auc" not in b.metrics
+    run.publish(4, model=model)
+    gate = (
+        "test/accuracy >= 0",
+        "test/auc not worse by 0.1",
+        "test/auc[kind=b] not worse by 0.02 at 95%",
+        "test/auc[kind=b] >= 0",
     )
+    with run.evaluator(gate=gate, **settings) as evaluator:
+        *_, decision = wait_for_records(evaluator, 4)
+        assert evaluator.serving_step is None
+    assert [each.outcome for each in decision.conditions] == [ACCEPTED, ACCEPTED, UNDECIDED, UNDECIDED]
+    assert {each.reason for each in decision.conditions[2:]} == {
+        f"auc of slice 'kind=b' of 'test' is undefined: {reason}"
+    }
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def _try_parts(chapter: Chapter, rng: np.random.Generator, batches: Sequence[Row
             continue
         everything = step_on_one_device(chapter.model, taken)
         expected = {metric: everything[metric] for metric in metrics}
-        apart = exactness.deviation(metrics, expected)
+        apart = exactness.deviation_of_part(metrics, expected)
         tally.parts += 1
         tally.weighted_parts += len(batches[0]) > len(_UNWEIGHTED)
         tally.parted_models[chapter.name] = tally.parted_models.get(chapter.name, 0) + 1

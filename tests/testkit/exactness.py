@@ -115,6 +115,16 @@ def deviation(result: Mapping[str, float], expected: Mapping[str, float]) -> flo
     return max((_deviation(result[name], value) for name, value in expected.items()), default=0.0)
 
 
+def deviation_of_part(values: Mapping[str, float], expected: Mapping[str, float]) -> float:
+    """Return the same for a slice or resample; an undefined metric is absent or NaN there, where Keras gives 0."""
+    undefined = {
+        name
+        for name, of_keras in expected.items()
+        if math.isnan(values.get(name, math.nan)) and (of_keras == 0 or math.isnan(of_keras))
+    }
+    return deviation(*({name: each for name, each in of.items() if name not in undefined} for of in (values, expected)))
+
+
 def rounding_of_states(model: Any) -> dict[str, float]:
     """Return by how much the metrics that a model just computed change where its states round otherwise.
 

@@ -130,11 +130,18 @@ class WatcherHarness:
         return info.step
 
     def score(
-        self, info: CheckpointInfo, loss: float, *, dataset: EvaluationDataset = DATASET, resampled: Array | None = None
+        self,
+        info: CheckpointInfo,
+        loss: float,
+        *,
+        dataset: EvaluationDataset = DATASET,
+        resampled: Array | None = None,
+        undefined: str = "",
     ) -> None:
-        """Record a score, and the values of the loss in each resample."""
+        """Record a score, and the values of the loss in each resample; or why the loss is undefined."""
         result = EvaluationResult(
-            metrics={"loss": loss},
+            metrics={} if undefined else {"loss": loss},
+            undefined={"loss": undefined} if undefined else {},
             examples=1,
             batches=1,
             step=info.step,

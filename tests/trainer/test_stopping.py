@@ -76,6 +76,15 @@ def test_values_of_a_metric_that_is_configured_otherwise_than_in_the_newest_scor
     assert reason == "test/loss has not improved in 4 evaluations; the best is 0.1 at step 10", "it does not say how"
 
 
+def test_an_evaluation_in_which_the_metric_is_undefined_does_not_count() -> None:
+    first, lacking, *rest = results(1.0, None, 2.0, 3.0)
+    undefined = replace(lacking, scores={"test": {"auc": 0.5}}, undefined={"test": frozenset({"loss"})})
+
+    assert LOSS.reason_to_stop([first, undefined, rest[0]], up_to_step=1000) is None
+    reason = LOSS.reason_to_stop([first, undefined, *rest], up_to_step=1000)
+    assert reason == "test/loss has not improved in 2 evaluations; the best is 1 at step 10"
+
+
 def test_results_of_later_steps_do_not_count() -> None:
     assert LOSS.reason_to_stop(results(1.0, 2.0, 3.0), up_to_step=20) is None
 

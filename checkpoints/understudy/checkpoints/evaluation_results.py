@@ -44,6 +44,7 @@ class StepResult:
         settled: Whether the result is final: every dataset has a score or a recorded reason for having none.
         datasets: The datasets with a record.
         scores: The loss and metrics by dataset; values may be NaN or infinite.
+        undefined: The metrics that are undefined on the examples, by dataset: they have no value in ``scores``.
         contents: The digests of the datasets' content that these scores are on, by dataset; empty texts in files of
             older evaluators.
         configurations: How each metric was configured, by dataset and metric.
@@ -55,6 +56,7 @@ class StepResult:
     datasets: frozenset[str]
     scores: Mapping[str, Mapping[str, float]]
     digests: frozenset[str]
+    undefined: Mapping[str, frozenset[str]] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
     configurations: Mapping[str, Mapping[str, MetricConfiguration]] = field(default_factory=dict)
 
@@ -111,6 +113,7 @@ def _decode(content: bytes, file: Path) -> StepResult:
                 str(record["dataset"]): {name: float(value) for name, value in record["metrics"].items()}
                 for record in scores
             },
+            undefined={str(record["dataset"]): frozenset(record.get("undefined", ())) for record in scores},
             digests=frozenset(str(record["checkpoint_digest"]) for record in records),
             contents={str(record["dataset"]): str(record.get("dataset_digest", "")) for record in scores},
             configurations={str(record["dataset"]): _configurations(record) for record in scores},

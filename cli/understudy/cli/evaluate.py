@@ -156,7 +156,7 @@ def _score_locally(
     from understudy.evaluator.sharding.evaluate import evaluate_files
     from understudy.evaluator.sharding.progress_file import ProgressFile
     from understudy.evaluator.sharding.work import DataSource, Work
-    from understudy.evaluator.types import MetricSpec
+    from understudy.evaluator.types import MetricSpec, undefined_sentences
     from understudy.experiments import ExperimentError
 
     with ExitStack() as stack:
@@ -188,7 +188,7 @@ def _score_locally(
         step=found.step,
         waiting_seconds=found.waiting_seconds,
         computing_seconds=found.computing_seconds,
-        notes=found.notes,
+        notes=(*found.notes, *undefined_sentences(found.undefined)),
         intervals=shown(found.intervals),
         slices=tuple(
             SliceScore(
@@ -196,7 +196,7 @@ def _score_locally(
                 examples=part.examples,
                 metrics=part.metrics,
                 intervals=shown(part.intervals),
-                notes=part.notes,
+                notes=(*part.notes, *undefined_sentences(part.undefined)),
             )
             for part in found.slices
         ),

@@ -34,15 +34,6 @@ class ArrayForm(NamedTuple):
     shape: tuple[int, ...]
 
 
-NO_WEIGHT = "no weight"
-"""In the notes of a score or a slice: sample weights or masks leave nothing, so losses and weighted metrics are 0."""
-
-ALL_EXAMPLES = "the examples have"
-"""Begins such a note if it is about every output."""
-
-ONE_LABEL = "all labels"
-"""Begins the note of a score about an output whose labels are all the same."""
-
 VersionLabel = Literal["serving", "latest", "best"]
 
 CheckpointKey = tuple[int, str]
@@ -134,7 +125,8 @@ class SliceScore:
         examples: The number of its examples.
         metrics: The loss and every metric that can be computed for it; empty if it has too few examples.
         intervals: The intervals of the metrics; empty without resamples.
-        notes: Why it has no metrics, or lacks some, or why some say nothing.
+        notes: Why it has no metrics, or lacks some, or in how many resamples some are undefined.
+        undefined: Why other metrics are undefined on these examples, by name.
     """
 
     name: str
@@ -142,6 +134,12 @@ class SliceScore:
     metrics: Mapping[str, float] = field(default_factory=dict)
     intervals: Mapping[str, Interval] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    undefined: Mapping[str, str] = field(default_factory=dict)
+
+
+def undefined_sentences(undefined: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a sentence about each undefined metric, given the reasons by name."""
+    return tuple(f"{name} is undefined: {reason}" for name, reason in undefined.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,22 +147,24 @@ class EvaluationResult:
     """The score of one version on one stream or dataset.
 
     Attributes:
-        metrics: The loss (as ``loss``) and every metric by name.
+        metrics: The loss (as ``loss``) and every metric by name, except those that are undefined.
         examples: The number of examples scored.
         batches: The number of batches scored.
         step: The step of the checkpoint.
         waiting_seconds: The total time that the batches waited for a device.
         computing_seconds: The total time that the batches were computed.
         notes: Why the numbers may differ from a single device's, or why they were computed on one replica; and which
-            metrics have no slices or intervals, and why.
+            metrics have no slices or intervals, or are undefined in many resamples, and why.
         intervals: The intervals of the metrics; empty without resamples.
         slices: The scores of the slices, in the order of the settings, then of the values.
         resamples: How many times the examples were resampled for the intervals; 0 for none.
         confidence: The confidence level of the intervals.
         resampled: The values of the metrics in each resample, float32 ``[resamples]``, under ``metric`` or
-            ``metric[slice]``.
+            ``metric[slice]``; NaN where one is undefined.
         metric_digests: What identifies the configuration of each metric, such as its number of classes or its
-            threshold, by its name. Only values of the same configuration can be compared.
+            threshold, by its name; of undefined ones, too. Only values of the same configuration can be compared.
+        undefined: Why other metrics are undefined on these examples, by name: an AUC of labels of one class, or a mean
+            of weights that are all 0. Keras gives a number for them all the same.
     """
 
     metrics: Mapping[str, float]
@@ -180,6 +180,7 @@ class EvaluationResult:
     confidence: float = 0.0
     resampled: Arrays = field(default_factory=dict)
     metric_digests: Mapping[str, str] = field(default_factory=dict)
+    undefined: Mapping[str, str] = field(default_factory=dict)
 
 
 class EvaluationOutcome(enum.Enum):
@@ -207,7 +208,7 @@ class GateCondition:
     Attributes:
         text: The condition, as the operator wrote it.
         outcome: ACCEPTED, REFUSED or UNDECIDED.
-        value: The checkpoint's value.
+        value: The checkpoint's value; NaN if it has none.
         baseline_step: The step it was compared with; None if the condition compares with a number.
         baseline_value: The value of that step on the same examples.
         interval: The interval that decided: of the value, or of its difference from the baseline's; None if there is
@@ -257,6 +258,7 @@ class EvaluationRecord:
     metric_digest: str = ""
     metric_digests: Mapping[str, str] = field(default_factory=dict)
     conditions: tuple[GateCondition, ...] = ()
+    undefined: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def held_back(self) -> str:

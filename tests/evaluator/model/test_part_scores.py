@@ -130,7 +130,7 @@ def check_parts(
     for metrics, taken in parts:
         expected = sample_models.evaluate_on_one_device(model, exactness.chosen(batches, [np.int64(c) for c in taken]))
         kept = {name: value for name, value in expected.items() if name not in missing}
-        assert exactness.deviation(metrics, kept) <= exactness.ROUNDING, (metrics, kept, found.notes)
+        assert exactness.deviation_of_part(metrics, kept) <= exactness.ROUNDING, (metrics, kept, found.notes)
     return found
 
 
@@ -247,7 +247,7 @@ def test_a_batch_of_one_example_does_not_pass_for_proof_that_a_metric_is_a_sum(n
     for number in np.flatnonzero(counts):
         expected = sample_models.evaluate_on_one_device(model, exactness.chosen([alone], [counts[number : number + 1]]))
         resampled = {metric: float(values[number]) for metric, values in found.resampled.items()}
-        assert exactness.deviation(resampled, expected) <= exactness.ROUNDING
+        assert exactness.deviation_of_part(resampled, expected) <= exactness.ROUNDING
 
 
 @pytest.mark.parametrize("name", ["compute_metrics of its own", "test_step of its own", "metric with a plain variable"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +66,20 @@ def test_an_entry_is_read_back_as_it_was_written(ledger: Ledger) -> None:
 DETAILS: dict[str, Any] = {
     "intervals": {"loss": Interval(low=0.1, high=math.inf)},
     "slices": (
-        SliceScore(name="label=3", examples=5, metrics={"loss": 0.3}, intervals={"loss": Interval(low=0.2, high=0.4)}),
+        SliceScore(
+            name="label=3",
+            examples=5,
+            metrics={"loss": 0.3},
+            intervals={"loss": Interval(low=0.2, high=0.4)},
+            undefined={"auc": "one class"},
+        ),
         SliceScore(name="age=[18,30)", examples=1, notes=("fewer than 5 examples",)),
     ),
     "resamples": 3,
     "confidence": 0.9,
     "metric_digest": "m",
     "metric_digests": {"loss": "l"},
+    "undefined": {"auc": "one class"},
     "conditions": (
         GateCondition(text="test/loss <= 1", outcome=EvaluationOutcome.ACCEPTED, value=0.3, reason="it is"),
         GateCondition(
@@ -108,10 +116,14 @@ def test_slices_intervals_and_conditions_are_read_back_as_they_were_written(path
     ledger.close()
 
 
-def test_details_without_the_digests_of_metrics_are_read(ledger: Ledger) -> None:
+def test_details_of_older_entries_are_read(ledger: Ledger) -> None:
     details = json.loads(encode_details(append(ledger, 3, **DETAILS)))
+    for each in (details, *details["slices"]):
+        del each["undefined"]
     del details["metric_digests"]
-    assert decode_details(json.dumps(details)) == {**DETAILS, "metric_digests": {}}
+    plain = replace(DETAILS["slices"][0], undefined={})
+    older = {**DETAILS, "metric_digests": {}, "undefined": {}, "slices": (plain, *DETAILS["slices"][1:])}
+    assert decode_details(json.dumps(details)) == older
 
 
 def test_another_way_of_scoring_is_other_work(ledger: Ledger) -> None:

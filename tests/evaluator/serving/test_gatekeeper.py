@@ -30,14 +30,22 @@ def around(loss: float, spread: float = 0.0) -> Array:
     return np.linspace(loss - spread, loss + spread, 201)
 
 
-def step(harness: WatcherHarness, number: int, loss: float, *, spread: float = 0.0, resampled: bool = True) -> None:
+def step(
+    harness: WatcherHarness,
+    number: int,
+    loss: float,
+    *,
+    spread: float = 0.0,
+    resampled: bool = True,
+    undefined: str = "",
+) -> None:
     """Publish a checkpoint, score it on the first dataset, and have the gate decide."""
     harness.lifecycle.publish(number)
     harness.reconcile()
     info = harness.backlog.next()
     assert info is not None
     assert info.step == number
-    harness.score(info, loss, resampled=around(loss, spread) if resampled else None)
+    harness.score(info, loss, resampled=around(loss, spread) if resampled else None, undefined=undefined)
     harness.backlog.finished()
     harness.reconcile()
 
@@ -86,6 +94,20 @@ def test_an_undecided_checkpoint_is_served_if_the_settings_say_so(make_harness: 
 
     assert harness.entries()[-1] == (2, UNDECIDED)
     assert harness.serving_step() == 2
+
+
+@pytest.mark.parametrize("gate", [GATE[0], "test/loss not worse by 0.1", "test/loss better by 0.1"])
+def test_a_checkpoint_is_undecided_while_its_value_or_that_of_the_baseline_is_undefined(
+    make_harness: Make, gate: str
+) -> None:
+    harness = make_harness(gate=(gate,), when_undecided="serve")
+    step(harness, 1, 0.0, undefined="no example counts")
+    step(harness, 2, 1.0)
+
+    own, other = [record for record in harness.ledger.page() if record.outcome is not SCORED]
+    assert (own.outcome, own.reason) == (UNDECIDED, "loss of 'test' is undefined: no example counts")
+    assert (other.outcome, other.reason) == (UNDECIDED, f"of step 1, {own.reason}")
+    assert (other.conditions[0].value, other.conditions[0].baseline_step) == (1.0, 1)
 
 
 def test_an_operator_may_promote_an_undecided_checkpoint(make_harness: Make) -> None:
@@ -302,7 +324,7 @@ def test_the_best_on_the_former_examples_is_served_until_it_is_scored_on_the_new
     ("settings", "said"),
     [
         ({"gate": ("test/loss better",)}, "say by how much"),
-        ({"gate": ("test/loss <= 1",), "when_undecided": "serve"}, "no gate has a confidence"),
+        ({"when_undecided": "serve"}, "there is no gate"),
         ({"gate": GATE, "when_undecided": "huge"}, r"there are \['test', 'big'\]"),
         (
             {"gate": ("big/loss <= 1 at 95%",), "when_undecided": "big"},

@@ -216,6 +216,17 @@ def test_without_a_baseline_a_comparison_is_accepted_and_without_resamples_undec
     assert outcome(text, Measured(value=math.nan, lacks="it is not finite")) is REFUSED
 
 
+@pytest.mark.parametrize(
+    "text", ["test/auc >= 0", "test/auc <= 1 at 95%", "test/auc not worse by 1", "test/auc better by 1 at 95%"]
+)
+def test_every_condition_is_undecided_by_a_value_or_baseline_that_is_undefined(text: str) -> None:
+    own = Measured(value=math.nan, undefined="auc is undefined: one class")
+    (result,) = judge([(parsed(text), own)])
+    assert (result.outcome, result.reason) == (UNDECIDED, "auc is undefined: one class")
+    other = Measured(value=0.9, baseline_step=1, undefined="of step 1, auc is undefined: one class")
+    assert outcome(text, other) is UNDECIDED
+
+
 def test_resamples_without_an_example_of_the_slice_are_left_out() -> None:
     values = np.array([0.1, math.nan] * 50)
 

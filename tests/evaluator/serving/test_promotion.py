@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def test_the_best_is_the_extreme_in_the_given_direction(mode: MonitorMode, best:
     monitor = Monitor(dataset="test", metric="loss", mode=mode)
 
     assert ranking(scored(1, 0.5), scored(2, 0.1), scored(3, 0.9), monitor=monitor).best() == best
+
+
+def test_a_step_whose_value_is_undefined_is_not_the_best_and_no_metric_is_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    undefined = replace(scored(2, 0.1, metric="mae"), undefined={"loss": "no example counts"})
+
+    assert ranking(undefined, scored(3, 0.5)).best() == 3
+    assert "monitored metric missing" not in caplog.text
+    assert ranking(scored(2, 0.1, metric="mae")).best() is None
+    assert "monitored metric missing" in caplog.text
 
 
 def test_of_equals_the_earliest_step_is_best() -> None:

@@ -49,7 +49,8 @@ class StopRule:
     def reason_to_stop(self, results: Iterable[StepResult], *, up_to_step: int) -> str | None:
         """Return the reason to stop, as a sentence, or None to continue.
 
-        Neither a non-finite nor an equal value is an improvement. Only scores on the same examples as the newest score,
+        Neither a non-finite nor an equal value is an improvement. An evaluation in which the metric is undefined does
+        not count. Only scores on the same examples as the newest score,
         of a metric configured as that of the newest score that says how, are compared.
 
         Args:
@@ -92,6 +93,8 @@ class StopRule:
                 raise ValueError(
                     f"no dataset is called {self.dataset!r}; there are {', '.join(sorted(result.datasets))}"
                 )
+            return None
+        if self.metric in result.undefined.get(self.dataset, ()):
             return None
         if self.metric not in metrics:
             raise ValueError(f"{self.dataset!r} has no metric {self.metric!r}; it has {', '.join(sorted(metrics))}")

@@ -37,7 +37,7 @@ from understudy.evaluator.evaluation.slices import (
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.inputs import by_output
 from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import ALL_EXAMPLES, NO_WEIGHT, Array, Arrays, Batch, Interval, SliceScore
+from understudy.evaluator.types import Array, Arrays, Batch, Interval, SliceScore
 
 if TYPE_CHECKING:
     from understudy.evaluator.model.increments import StateIncrements  # imports TensorFlow
@@ -52,7 +52,8 @@ MAX_MEMORY = 512 * 2**20
 
 _NUMBER_BYTES = 8
 
-_WEIGHTLESS = f"{NO_WEIGHT}: sample weights or masks leave nothing, so losses and weighted metrics say nothing"
+_FEW_RESAMPLES = 0.01
+"""A metric may be undefined in this share of the resamples before a note says so."""
 
 _WAITING_EXAMPLES = 2**14
 _WAITING_BYTES = 32 * 2**20
@@ -276,14 +277,14 @@ class Breakdown:
         }
         least = self._options.slice_min_examples
         slices = list(self._all_slices())
-        weightless = (f"{ALL_EXAMPLES if len(self._tasks) == 1 else 'an output has'} {_WEIGHTLESS}",)
         scored = [
             SliceScore(
                 name=part.name,
                 examples=examples,
                 metrics=found.metrics.get(part, {}),
                 intervals=intervals.get(part, {}),
-                notes=weightless if part in found.weightless else (),
+                notes=self._undefined_resamples(found, part),
+                undefined=found.undefined.get(part, {}),
             )
             for part, examples in slices
             if examples >= least
@@ -303,7 +304,15 @@ class Breakdown:
                 if part.name not in left_out
                 for metric, values in of_part.items()
             },
-            notes=tuple(self._notes),
+            notes=(*self._notes, *self._undefined_resamples(found, WHOLE)),
+        )
+
+    def _undefined_resamples(self, found: PartMetrics, part: Part) -> tuple[str, ...]:
+        """Return a sentence about each metric of a part that is undefined in more than a few resamples."""
+        return tuple(
+            f"{metric} is undefined in {count} of {self._resamples} resamples, which its interval leaves out"
+            for metric, count in found.undefined_resamples.get(part, {}).items()
+            if count > _FEW_RESAMPLES * self._resamples
         )
 
     def _wait(self, batch: WaitingBatch) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from understudy.evaluator.evaluation.curves import sigmoid
-from understudy.evaluator.model.inputs import ALL_WEIGHTS
 from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import ALL_EXAMPLES, NO_WEIGHT, ONE_LABEL, Array, Arrays
+from understudy.evaluator.types import Array, Arrays
 
 _TOLERANCE = 1e-6
 
@@ -54,31 +53,21 @@ class Decisions:
 
 
 class LabelNotes:
-    """Notices labels, sample weights and masks with which a score says less than it seems to. For one thread.
+    """Notices labels that the loss of an output is not for. For one thread.
 
     Args:
         tasks: What each output of the model is for, by its name.
     """
 
     def __init__(self, tasks: Mapping[str, OutputTask]) -> None:
-        self._tasks = {name: task for name, task in tasks.items() if task.kind in {"binary", "multilabel"}}
+        self._outputs = [
+            name for name, task in tasks.items() if task.kind in {"binary", "multilabel"} and task.scores != "unknown"
+        ]
         self._limits: dict[str, tuple[float, float]] = {}
-        self._outputs = len(tasks)
-        self._weights: dict[str, bool] = {}
-        self._masks: dict[str, bool] = {}
 
-    def add(self, targets: Arrays, weights: Arrays, masks: Arrays) -> None:
-        """Add a batch.
-
-        Args:
-            targets: The targets by the names of outputs.
-            weights: The sample weights by the names of outputs, or one array for all of them.
-            masks: Which elements count, by the names of the outputs that have a mask.
-        """
-        for found, arrays in ((self._weights, weights), (self._masks, masks)):
-            for name, array in arrays.items():
-                found[name] = found.get(name, False) or bool(array.any())
-        for name in self._tasks.keys() & targets.keys():
+    def add(self, targets: Arrays) -> None:
+        """Add the targets of a batch by the names of outputs."""
+        for name in targets.keys() & self._outputs:
             labels = targets[name]
             if labels.size and labels.dtype.kind in "biuf":
                 low, high = self._limits.get(name, (np.inf, -np.inf))
@@ -87,30 +76,20 @@ class LabelNotes:
                 self._limits[name] = float(np.fmin(low, smallest)), float(np.fmax(high, largest))
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence about each."""
-        notes = []
-        for found, reason in ((self._weights, "sample weights are 0"), (self._masks, "elements are masked")):
-            without = sorted(name for name, counts in found.items() if not counts)
-            if ALL_WEIGHTS in without or len(without) == self._outputs:
-                notes.append(f"{ALL_EXAMPLES} {NO_WEIGHT}: all {reason}, so the loss says nothing")
-            else:
-                notes += [f"{name!r} has {NO_WEIGHT}: all its {reason}, so its loss is 0" for name in without]
-        for name, (low, high) in sorted(self._limits.items()):
-            if low == high:
-                notes.append(f"{ONE_LABEL} of {name!r} are {low:g}, so AUC, precision and recall say nothing")
-            if self._tasks[name].scores != "unknown" and (low < 0 or high > 1):
-                notes.append(f"labels of {name!r} are from {low:g} to {high:g}; its loss is for labels from 0 to 1")
-        return tuple(notes)
+        """Return a sentence about each output with such labels."""
+        return tuple(
+            f"labels of {name!r} are from {low:g} to {high:g}; its loss is for labels from 0 to 1"
+            for name, (low, high) in sorted(self._limits.items())
+            if low < 0 or high > 1
+        )
 
     def stored(self) -> dict[str, Any]:
         """Return what was found, for `restore`: plain values."""
-        limits = {name: list(of_output) for name, of_output in self._limits.items()}
-        return {"limits": limits, "weights": dict(self._weights), "masks": dict(self._masks)}
+        return {name: list(limits) for name, limits in self._limits.items()}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Go on from what `stored` returned."""
-        self._limits = {name: (low, high) for name, (low, high) in stored["limits"].items()}
-        self._weights, self._masks = dict(stored["weights"]), dict(stored["masks"])
+        self._limits = {name: (low, high) for name, (low, high) in stored.items()}
 
 
 def predicted_classes(task: OutputTask, outputs: Array) -> Array | None:

@@ -251,7 +251,7 @@ class ComparisonRun:
                 f"step {lacking.step} has no {', '.join(sorted(names))}, which step {having.step} has, so they are not "
                 "compared; name the metrics to compare with"
                 for lacking, having in ((first.result, other), (other, first.result))
-                if (names := having.metrics.keys() - lacking.metrics.keys())
+                if (names := having.metrics.keys() - lacking.metrics.keys() - lacking.undefined.keys())
             )
         confidence = self._bootstrap.confidence
         metrics = metric_differences(first.result, others, confidence=confidence)

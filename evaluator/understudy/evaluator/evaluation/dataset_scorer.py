@@ -24,7 +24,15 @@ from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.servable import Servable
-from understudy.evaluator.types import Array, Batch, EvaluationOutcome, EvaluationRecord, EvaluationResult, Progress
+from understudy.evaluator.types import (
+    Array,
+    Batch,
+    EvaluationOutcome,
+    EvaluationRecord,
+    EvaluationResult,
+    Progress,
+    undefined_sentences,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +149,7 @@ class DatasetScorer:
         tables = TableCollector(slot.output_tasks, slot.signature.outputs) if self._with_tables and record else None
         result = self._run(servable, dataset, is_wanted, deadline, progress=progress, tables=tables)
         duration = time.monotonic() - began
-        self._warn(dataset.name, result.notes)
+        self._warn(dataset.name, (*result.notes, *undefined_sentences(result.undefined)))
         if record:
             return self._recorder.record_score(
                 servable.digest,
@@ -166,6 +174,7 @@ class DatasetScorer:
             dataset_digest=dataset.digest,
             metric_digest=metric_digest,
             metric_digests=result.metric_digests,
+            undefined=result.undefined,
             intervals=result.intervals,
             slices=result.slices,
             resamples=result.resamples,

@@ -221,10 +221,10 @@ class EvaluationStream:
             if self._failure is not None:
                 raise self._failure
             state = self._state
-        metrics = self._scorer.result(state)
+        values, undefined = self._scorer.result(state), self._scorer.undefined(state)
         parts = BrokenDown() if self._breakdown is None else self._breakdown.finish()
         return EvaluationResult(
-            metrics=metrics,
+            metrics={name: value for name, value in values.items() if name not in undefined},
             examples=state.examples,
             batches=state.batches,
             step=self._handle.step,
@@ -236,7 +236,8 @@ class EvaluationStream:
             resamples=self._options.resamples if parts.intervals else 0,
             confidence=self._options.confidence if parts.intervals else 0.0,
             resampled=parts.resampled,
-            metric_digests=self._scorer.metric_digests(state, metrics),
+            metric_digests=self._scorer.metric_digests(state, values),
+            undefined=undefined,
         )
 
     def close(self, reason: EvaluatorError | None = None) -> None:
@@ -265,7 +266,7 @@ class EvaluationStream:
         state = self._scorer.update(
             self._state, batch, between_pieces=self._between_pieces, keep_outputs=self._keep_outputs
         )
-        self._label_notes.add(by_output(batch, self._outputs), batch.sample_weights, state.masks)
+        self._label_notes.add(by_output(batch, self._outputs))
         with self._lock:
             self._state = state
             self._waiting_seconds += began - added

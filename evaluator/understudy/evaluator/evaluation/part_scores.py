@@ -19,6 +19,7 @@ from understudy.evaluator.types import Array
 
 if TYPE_CHECKING:
     from understudy.evaluator.model.increments import StateIncrements  # imports TensorFlow
+    from understudy.evaluator.model.undefined_values import Undefined
 
 MAX_UPDATES = 2000
 """The most updates that a batch takes for metrics that are updated with the examples of each part."""
@@ -55,6 +56,9 @@ class Program(Protocol):
 
     def result(self, state: Any) -> dict[str, float]:
         """Return the metrics at a state."""
+
+    def undefined(self, states: Sequence[Any]) -> dict[str, Undefined]:
+        """Return the metrics that are undefined at any of some states."""
 
 
 class Scored(Protocol):
@@ -103,25 +107,42 @@ class WaitingBatch:
 class PartMetrics:
     """The metrics of parts by name, and their values in the resamples, ``[resamples]`` each.
 
-    ``weightless`` are the parts of which sample weights or masks leave nothing of some output.
+    Attributes:
+        metrics: Those that are defined.
+        undefined: Why the others are not.
+        resampled: The values of those that are defined; NaN in resamples that draw no example, or where the metric is
+            undefined.
+        undefined_resamples: In how many of them it is.
+        losses: Where losses are undefined because nothing of an output counts.
     """
 
     metrics: dict[Part, dict[str, float]] = field(default_factory=dict)
+    undefined: dict[Part, dict[str, str]] = field(default_factory=dict)
     resampled: dict[Part, dict[str, Array]] = field(default_factory=dict)
-    weightless: set[Part] = field(default_factory=set)
+    undefined_resamples: dict[Part, dict[str, int]] = field(default_factory=dict)
+    losses: dict[Part, Mapping[str, Undefined]] = field(default_factory=dict)
 
-    def put(self, part: Part, values: Mapping[str, Array], drawn: Array) -> None:
+    def put(self, part: Part, values: Mapping[str, Array], drawn: Array, undefined: Mapping[str, Undefined]) -> None:
         """Add the metrics of a part.
 
         Args:
             part: The part.
             values: Each metric, ``[1 + resamples]``, by name.
             drawn: Whether each state has any example; the others have no value.
+            undefined: The metrics that are undefined at any of these states.
         """
-        self.metrics.setdefault(part, {}).update({name: float(each[0]) for name, each in values.items()})
-        if len(drawn) > 1:
-            known = {name: np.where(drawn, each, np.nan)[1:] for name, each in values.items()}
-            self.resampled.setdefault(part, {}).update(known)
+        places = {**undefined, **self.losses.get(part, {})}
+        for name, each in values.items():
+            found = places.get(name)
+            reason = "" if found is None else found.reason()
+            if reason:
+                self.undefined.setdefault(part, {})[name] = reason
+                continue
+            self.metrics.setdefault(part, {})[name] = float(each[0])
+            if len(drawn) > 1:
+                lacks = np.zeros_like(drawn) if found is None else drawn & (found.places[: len(drawn)] > 0)
+                self.resampled.setdefault(part, {})[name] = np.where(drawn & ~lacks, each, np.nan)[1:]
+                self.undefined_resamples.setdefault(part, {})[name] = int(lacks.sum())
 
 
 class PartSums:
@@ -160,11 +181,13 @@ class PartSums:
         self._of(WHOLE).add(added, draws)
         for part, rows in parts:
             self._of(part).add(added[rows], _taken(draws, rows))
-            if divisors.shape[1] > 1:
-                self._of(part).add_weights(divisors[rows, 1:])
+        everything = ((WHOLE, np.arange(len(added))), *parts)
+        if divisors.shape[1] > 1:
+            for part, rows in everything:
+                self._of(part).add_weights(divisors[rows, 1:], _taken(draws, rows))
         if not self._found.forms:
             return
-        for part, rows in ((WHOLE, np.arange(len(added))), *parts):
+        for part, rows in everything:
             for _, of_batch in _by_batch(rows, starts):
                 own = added[of_batch], divisors[of_batch], _taken(draws, of_batch)
                 self._of(part).add_means(self._found.forms, *own)
@@ -206,14 +229,19 @@ class PartSums:
         parts = list(self._states.items())
         for start in range(0, len(parts), at_once):
             some = parts[start : start + at_once]
-            values = self._increments.results(
-                np.concatenate([self._increments.initial + states.with_means(replaced) for _, states in some])
-            )
+            vectors = np.concatenate([self._increments.initial + states.with_means(replaced) for _, states in some])
+            values = self._increments.results(vectors)
+            undefined = self._increments.undefined(vectors)
             usable = {name: each for name, each in values.items() if not _is_of(name, unusable)}
             for index, (part, states) in enumerate(some):
                 rows = slice(index * (1 + self._resamples), (index + 1) * (1 + self._resamples))
-                found.put(part, {name: each[rows] for name, each in usable.items()}, states.counts > 0)
-        found.weightless |= {part for part, states in parts if states.is_weightless}
+                found.losses[part] = self._increments.undefined_losses(states.weights)
+                found.put(
+                    part,
+                    {name: each[rows] for name, each in usable.items()},
+                    states.counts > 0,
+                    {name: each.of(rows) for name, each in undefined.items()},
+                )
 
     def _of(self, part: Part) -> _States:
         if part not in self._states:
@@ -228,17 +256,12 @@ class _States:
         self.counts = np.zeros(ways)
         self._sums = np.zeros((ways, state))
         self._means: dict[MeanForm, Array] = {}
-        self._weights: list[float] = []
+        self.weights = np.zeros((ways, 0))
 
-    @property
-    def is_weightless(self) -> bool:
-        """Whether sample weights or masks leave nothing of some output."""
-        return not all(self._weights)
-
-    def add_weights(self, weights: Array) -> None:
+    def add_weights(self, weights: Array, draws: Array) -> None:
         """Add the weights of examples by output, and how many of their elements masks keep, ``[examples, ...]``."""
-        added = np.abs(weights).sum(axis=0)
-        self._weights = (added + self._weights if self._weights else added).tolist()
+        added = draws @ np.abs(weights)
+        self.weights = self.weights + added if self.weights.size else added
 
     def add(self, increments: Array, draws: Array) -> None:
         self.counts += draws.sum(axis=1)
@@ -263,15 +286,15 @@ class _States:
 
     def stored(self) -> dict[str, Any]:
         means = [[astuple(form), array] for form, array in self._means.items()]
-        return {"counts": self.counts, "sums": self._sums, "means": means, "weights": self._weights}
+        return {"counts": self.counts, "sums": self._sums, "means": means, "weights": self.weights}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         self.counts, self._sums = stored["counts"], stored["sums"]
         self._means = {MeanForm(*form): array for form, array in stored["means"]}
-        self._weights = stored["weights"]
+        self.weights = stored["weights"]
 
     def keep_first(self) -> None:
-        self.counts, self._sums = self.counts[:1], self._sums[:1]
+        self.counts, self._sums, self.weights = self.counts[:1], self._sums[:1], self.weights[:1]
         self._means = {form: means[:1] for form, means in self._means.items()}
 
 
@@ -354,10 +377,11 @@ class PartUpdates:
         for part, states in self._states.items():
             kept = states[: 1 + (self._slice_resamples if part.name else self._resamples)]
             drawn = np.array([state is not None for state in kept])
-            values = self._results([self._program.initial if state is None else state for state in kept])
+            reached = [self._program.initial if state is None else state for state in kept]
+            values = self._results(reached)
             if values:
                 wanted = {name: each for name, each in values.items() if names is None or _is_of(name, names)}
-                found.put(part, wanted, drawn)
+                found.put(part, wanted, drawn, self._program.undefined(reached))
 
     def _update(self, part: Part, batch: WaitingBatch, rows: Array, draws: Array) -> None:
         states = self._states.setdefault(part, [None] * len(draws))

@@ -151,6 +151,7 @@ class Compilation:
             calls_model=calls_model,
             custom_step=runs_own_step,
             with_loss=not runs_own_step and standard and self._has_loss(adds_losses=adds_losses),
+            loss_of_targets=standard and not adds_losses and self._config.get("loss") is not None,
             keeps_logs=not metrics and (self.custom_step or self.custom_metrics),
             loss_digest=self._loss_digest,
             metric_digest=digest_of([self.metric_digest, [[each.name, dict(each.config)] for each in metrics]]),

@@ -23,6 +23,7 @@ from understudy.compat import convert_for_examples, mask_of, put_mask
 from understudy.evaluator.evaluator_errors import first_line
 from understudy.evaluator.model.batch_means import ROUNDING, STATE_ROUNDING
 from understudy.evaluator.model.forward import StructuredCall
+from understudy.evaluator.model.undefined_values import Undefined
 from understudy.evaluator.types import Array
 
 MAX_STATE = 2**16
@@ -50,6 +51,16 @@ class Scoring(Protocol):
 
     def results(self, state: Sequence[Any]) -> dict[str, Any]:
         """Return the loss and the metrics at a state, by name."""
+
+    def undefined_at(self, values: Sequence[Array]) -> dict[str, Undefined]:
+        """Return the metrics that are undefined at any of some states, from the values of each variable."""
+
+    def undefined_losses(self, without: Mapping[str, Array]) -> dict[str, Undefined]:
+        """Return the losses that are undefined, from the states at which no element of an output counts."""
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """The names of the outputs, in the order in which TensorFlow flattens them."""
 
     @property
     def variables(self) -> Sequence[Any]:
@@ -89,6 +100,7 @@ class StateIncrements:
         self._sizes = [int(np.prod(spec.shape)) for spec in self._specs]
         self._device = devices[0]
         self._arguments = arguments
+        self._divided: tuple[int, ...] = ()
         self.initial = self.flat([initial])[0]
         self.means = dict(self._find_means())
         if len(self.initial) > MAX_STATE:
@@ -160,6 +172,28 @@ class StateIncrements:
                 found.update({f"{name}/{index}": column for index, column in enumerate(columns)})
         return found
 
+    def undefined(self, states: Array) -> dict[str, Undefined]:
+        """Return the metrics that are undefined at any of some states, by their names in `results`.
+
+        Args:
+            states: The states, ``[states, state]``.
+        """
+        parts = zip(self.parts(), self._specs, strict=True)
+        return self._program.undefined_at([states[:, part].reshape(len(states), *spec.shape) for part, spec in parts])
+
+    def undefined_losses(self, weights: Array) -> dict[str, Undefined]:
+        """Return the losses that are undefined at any of some states, by their names in `results`.
+
+        Args:
+            weights: The sums of all divisors but the first over the examples of each state, ``[states, divisors - 1]``;
+                ``[states, 0]`` if there are none.
+        """
+        found: dict[str, Array] = {}
+        for output, sums in zip(self._divided, weights.T, strict=True):
+            name = self._program.output_names[output]
+            found[name] = found.get(name, False) | (sums == 0)
+        return self._program.undefined_losses(found)
+
     def flat(self, states: Sequence[Sequence[Any]]) -> Array:
         """Return some states from the values of the variables at each, float64 ``[states, state]``."""
         of_variables = (
@@ -228,9 +262,10 @@ class StateIncrements:
 
         with tf.device(self._device):
             divisors = list(_divisors(predictions, weights))
+            self._divided = tuple(output for output, _ in divisors)
             added = tf.vectorized_map(of_one, present)
             ones = tf.ones([tf.shape(added)[0]], tf.float64)
-            return tf.concat([added, tf.stack([ones, *divisors], axis=1)], axis=1)
+            return tf.concat([added, tf.stack([ones, *(each for _, each in divisors)], axis=1)], axis=1)
 
     def _packed(self, flat: Sequence[Any]) -> Any:
         values = iter(flat)
@@ -264,18 +299,18 @@ def _joined(parts: Sequence[Any]) -> Any:
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else tf.concat(parts, axis=0)
 
 
-def _divisors(predictions: Any, weights: Any) -> Iterator[Any]:
-    """Yield what losses of the outputs may be divided by, float64 ``[examples]`` each."""
+def _divisors(predictions: Any, weights: Any) -> Iterator[tuple[int, Any]]:
+    """Yield what losses of the outputs may be divided by, float64 ``[examples]``, each with the place of its output."""
     outputs = tf.nest.flatten(predictions)
     of_outputs = tf.nest.flatten(weights)
     if len(of_outputs) != len(outputs):
         of_outputs = of_outputs * len(outputs) if len(of_outputs) == 1 else [None] * len(outputs)
-    for output, weight in zip(outputs, of_outputs, strict=True):
+    for place, (output, weight) in enumerate(zip(outputs, of_outputs, strict=True)):
         given = [tf.cast(each, tf.float64) for each in (mask_of(output), weight) if each is not None]
         if len(given) > 1:
             given.append(_times(*given))
         for each in given:
-            yield tf.reduce_sum(tf.reshape(each, [tf.shape(each)[0], -1]), axis=1)
+            yield place, tf.reduce_sum(tf.reshape(each, [tf.shape(each)[0], -1]), axis=1)
 
 
 def _times(mask: Any, weights: Any) -> Any:

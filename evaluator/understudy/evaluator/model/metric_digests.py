@@ -28,25 +28,30 @@ def without_names(config: Any) -> Any:
     return [without_names(each) for each in config] if isinstance(config, list | tuple) else config
 
 
-def metric_digests(metrics: Iterable[Any], compiled: Any | None, *, loss: Any, loss_digest: str) -> dict[str, str]:
+def metric_digests(named: Iterable[tuple[str, Any]], *, loss: str, loss_digest: str) -> dict[str, str]:
     """Return the digest of each metric's configuration, by the name that it has in a result.
 
-    Call it in a scope in which the metrics have a state.
+    Args:
+        named: What `named_metrics` yields.
+        loss: The name of the loss.
+        loss_digest: Identifies the losses: for the means of the losses, which are configured alike.
+    """
+    own = {name: loss_digest if is_loss(metric, loss) else _digest(metric) for name, metric in named}
+    return {loss: loss_digest, **own}
+
+
+def is_loss(metric: Any, loss: str) -> bool:
+    """Return whether a metric is the mean of the loss, or of an output's, given the name of the loss."""
+    return type(metric) is keras.metrics.Mean and metric.name.endswith(loss)
+
+
+def named_metrics(metrics: Iterable[Any], compiled: Any) -> Iterator[tuple[str, Any]]:
+    """Yield metrics with the names that they have in a result. Call it in a scope in which they have a state.
 
     Args:
         metrics: The metrics of a model.
         compiled: The one among them that holds those given to `compile`; None if there is none.
-        loss: The mean of the loss.
-        loss_digest: Identifies the losses: for the means of the losses, which are configured alike.
     """
-    found = {loss.name: loss_digest}
-    for name, metric in _named(metrics, compiled):
-        is_loss = type(metric) is keras.metrics.Mean and metric.name.endswith(loss.name)
-        found[name] = loss_digest if is_loss else _digest(metric)
-    return found
-
-
-def _named(metrics: Iterable[Any], compiled: Any) -> Iterator[tuple[str, Any]]:
     for metric in metrics:
         result = metric.result()
         if metric is compiled:  # it names its metrics after the outputs, in their order

@@ -72,18 +72,20 @@ class ScoreState:
     outputs: Arrays = field(default_factory=dict)
     masks: Arrays = field(default_factory=dict)
     scored: ScoredBatch | None = None
+    counting: Mapping[str, bool] = field(default_factory=dict)
 
     def stored(self) -> dict[str, Any]:
         """Return what the score depends on, for `restored`: plain values and arrays. There must have been a batch."""
         if self.values is None:
             raise RuntimeError("the stream has no batch yet")
-        return {"values": self.values.stored(), "examples": self.examples, "batches": self.batches}
+        counts = {"examples": self.examples, "batches": self.batches, "counting": dict(self.counting)}
+        return {"values": self.values.stored(), **counts}
 
     @classmethod
     def restored(cls, stored: Mapping[str, Any]) -> ScoreState:
         """Return a state that goes on from what `stored` returned, with batches of the same structure."""
-        values = ProgramState.restored(stored["values"])
-        return cls(values=values, examples=stored["examples"], batches=stored["batches"])
+        counts = {name: stored[name] for name in ("examples", "batches", "counting")}
+        return cls(values=ProgramState.restored(stored["values"]), **counts)
 
     @property
     def without_example_losses(self) -> str:
@@ -190,6 +192,7 @@ class Scorer:
             example_losses = program.example_losses(data) if program.example_losses else None
         except (tf.errors.InvalidArgumentError, ValueError) as error:
             raise InvalidInputError(f"the batch cannot be scored: {first_line(error)}") from error
+        masks_of_outputs = {name: np.asarray(mask) for name, mask in masks.items()}
         return ScoreState(
             program=program,
             structure=structure,
@@ -198,14 +201,15 @@ class Scorer:
             batches=state.batches + 1,
             example_losses=example_losses,
             outputs={name: np.asarray(output) for name, output in outputs.items()} if keep_outputs else {},
-            masks={name: np.asarray(mask) for name, mask in masks.items()},
+            masks=masks_of_outputs,
+            counting=self._counting(state, labels, masks_of_outputs),
             scored=ScoredBatch(program=program, data=program.needed(data), before=before, after=values)
             if program.is_broken_down
             else None,
         )
 
     def result(self, state: ScoreState) -> dict[str, float]:
-        """Return the loss (as ``loss``) and every metric of a stream by name.
+        """Return the loss (as ``loss``) and every metric of a stream by name, as Keras gives them.
 
         Raises:
             InvalidInputError: The stream has no batch.
@@ -214,11 +218,28 @@ class Scorer:
             raise InvalidInputError("the stream ended without a batch; at least one was expected")
         return state.program.result(state.values)
 
+    def undefined(self, state: ScoreState) -> dict[str, str]:
+        """Return why values of the `result` of a stream are undefined, by name; empty if all are defined."""
+        if state.program is None or state.values is None:
+            return {}
+        without = {name: np.array([not counts]) for name, counts in state.counting.items()}
+        found = {**state.program.undefined([state.values]), **state.program.undefined_losses(without)}
+        return {name: reason for name, each in found.items() if (reason := each.reason())}
+
     def metric_digests(self, state: ScoreState, names: Iterable[str]) -> dict[str, str]:
         """Return what identifies the configuration of each metric, by its name in the `result` of a stream."""
         if state.program is None or state.values is None:
             return {}
         return state.program.metric_digests(state.values, names)
+
+    def _counting(self, state: ScoreState, labels: _Labels, masks: Arrays) -> dict[str, bool]:
+        """Return for each output with weights or a mask whether they have left any of its elements so far."""
+        found = dict(state.counting)
+        for name in self._interface.outputs.names:
+            weights = labels.weights.get(name, labels.weights.get(ALL_WEIGHTS))
+            if weights is not None or name in masks:
+                found[name] = found.get(name, False) or _any_counts(weights, masks.get(name))
+        return found
 
     def _check_comparisons(self, batch: Batch, examples: int) -> None:
         """Refuse a batch if comparing its elements with the thresholds would need gigabytes."""
@@ -296,6 +317,16 @@ class Scorer:
             return None
         complete = {name: leaves.get(name) for name in self._interface.outputs.names}
         return alone(self._interface.outputs.unflatten(complete))
+
+
+def _any_counts(weights: Array | None, mask: Array | None) -> bool:
+    """Return whether any element counts, by weights ``[examples, ...]``, a mask ``[examples, ...]``, or both."""
+    if weights is None or mask is None:
+        return bool(np.any(mask if weights is None else weights))
+    weights, mask = (
+        each.reshape(*each.shape, *(1,) * (max(weights.ndim, mask.ndim) - each.ndim)) for each in (weights, mask)
+    )
+    return bool(np.any((weights != 0) & mask))
 
 
 def _ordered(specs: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -19,7 +19,8 @@ from understudy.compat import compiled_metrics, put_mask
 from understudy.evaluator.model.forward import StructuredCall
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.model.increments import NoIncrementsError, StateIncrements
-from understudy.evaluator.model.metric_digests import metric_digests
+from understudy.evaluator.model.metric_digests import is_loss, metric_digests, named_metrics
+from understudy.evaluator.model.undefined_values import Undefined, UndefinedValues, undefined_losses
 from understudy.evaluator.types import Array
 
 LOSS = "loss"
@@ -97,6 +98,7 @@ class ProgramOptions:
         calls_model: Call the model on the whole batch on one replica, instead of using the gathered outputs.
         custom_step: Run the model's own ``test_step``; implies that the model is called.
         with_loss: Compute the loss.
+        loss_of_targets: The loss is computed from the targets alone, so there is none where no element of them counts.
         keeps_logs: The return value of a step is part of the result, because the model's class overrides it.
         loss_digest: Identifies the configuration of the losses.
         metric_digest: Identifies that of the losses and all metrics.
@@ -105,6 +107,7 @@ class ProgramOptions:
     calls_model: bool
     custom_step: bool
     with_loss: bool
+    loss_of_targets: bool
     keeps_logs: bool
     loss_digest: str
     metric_digest: str
@@ -161,7 +164,9 @@ class ScoringProgram:
         self._create_variables(data)
         self._metrics = list(model.metrics)
         self._compiled_metrics = compiled_metrics(model)
+        self._named: list[tuple[str, Any]] | None = None
         self._digests: dict[str, str] | None = None
+        self._undefined: UndefinedValues | None = None
         self._has_own_result = type(model).get_metrics_result is not keras.Model.get_metrics_result
         self._variables = [*self._loss.variables, *model.metrics_variables]
         initial = tuple(self._initial_values())
@@ -243,10 +248,49 @@ class ScoringProgram:
         return {name: digest or self._options.metric_digest for name, digest in own.items()}
 
     def _own_digests(self, state: ProgramState) -> dict[str, str]:
-        with self._outside.swapped_in(state.outside), tf.device(self._device), self.scope(list(state.metrics)):
-            return metric_digests(
-                self._metrics, self._compiled_metrics, loss=self._loss, loss_digest=self._options.loss_digest
-            )
+        return metric_digests(self._named_metrics(state), loss=LOSS, loss_digest=self._options.loss_digest)
+
+    def undefined(self, states: Sequence[ProgramState]) -> dict[str, Undefined]:
+        """Return the metrics that are undefined at any of some states, by their names in the `result`."""
+        if self._has_own_result or (self._options.keeps_logs and any(self._has_own_logs(state) for state in states)):
+            return {}
+        self._named_metrics(states[0])
+        of_variables = zip(*(state.metrics for state in states), strict=True)
+        return self.undefined_at([np.stack([np.asarray(value) for value in values]) for values in of_variables])
+
+    def undefined_at(self, values: Sequence[Array]) -> dict[str, Undefined]:
+        """Return the same from the values of each variable at the states, ``[states, ...]``."""
+        if self._has_own_result:
+            return {}
+        if self._undefined is None:
+            named = [pair for pair in self._named_metrics(self.initial) if not is_loss(pair[1], LOSS)]
+            self._undefined = UndefinedValues(named, self._variables)
+        return self._undefined.find(values)
+
+    def undefined_losses(self, without: Mapping[str, Array]) -> dict[str, Undefined]:
+        """Return the losses that are undefined, by their names in the `result`.
+
+        Args:
+            without: By output, at which states none of its elements counts, bool ``[states]``; others always have some.
+        """
+        return undefined_losses(self.output_names, without) if self._options.loss_of_targets else {}
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the outputs, in the order in which TensorFlow flattens them."""
+        names = {name: name for name in self._interface.outputs.names}
+        return tuple(tf.nest.flatten(alone(self._interface.outputs.unflatten(names))))
+
+    def _named_metrics(self, state: ProgramState) -> list[tuple[str, Any]]:
+        """Return the metrics by their names in a result, which are the same at every state."""
+        if self._named is None:
+            with self._outside.swapped_in(state.outside), tf.device(self._device), self.scope(list(state.metrics)):
+                self._named = list(named_metrics(self._metrics, self._compiled_metrics))
+        return self._named
+
+    def _has_own_logs(self, state: ProgramState) -> bool:
+        names = {name for name, _ in self._named_metrics(state)}
+        return state.logs.keys() - {LOSS} != names - {LOSS}
 
     def _logs_with_loss(self, logs: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a step's logs with the program's loss: only the model's own step updates the loss tracker."""

@@ -58,6 +58,7 @@ def details_of(record: EvaluationRecord) -> dict[str, Any]:
                 "metrics": dict(each.metrics),
                 "intervals": _intervals(each.intervals),
                 "notes": list(each.notes),
+                "undefined": dict(each.undefined),
             }
             for each in record.slices
         ],
@@ -65,6 +66,7 @@ def details_of(record: EvaluationRecord) -> dict[str, Any]:
         "confidence": record.confidence,
         "metric_digest": record.metric_digest,
         "metric_digests": dict(record.metric_digests),
+        "undefined": dict(record.undefined),
         "conditions": [
             {
                 "text": each.text,
@@ -99,6 +101,7 @@ def decode_details(text: str) -> dict[str, Any]:
                 metrics=_floats(each["metrics"]),
                 intervals=_read_intervals(each["intervals"]),
                 notes=tuple(each["notes"]),
+                undefined=each.get("undefined", {}),
             )
             for each in details["slices"]
         ),
@@ -106,6 +109,7 @@ def decode_details(text: str) -> dict[str, Any]:
         "confidence": float(details["confidence"]),
         "metric_digest": details["metric_digest"],
         "metric_digests": details.get("metric_digests", {}),
+        "undefined": details.get("undefined", {}),
         "conditions": tuple(_read_condition(each) for each in details["conditions"]),
     }
 

@@ -62,7 +62,7 @@ _TYPES = {
     EvaluationOutcome.ROLLOUT_ROLLED_BACK: EventType.ROLLOUT_ROLLED_BACK,
     EvaluationOutcome.ROLLOUT_STOPPED: EventType.ROLLOUT_STOPPED,
 }
-_DETAILS = ("intervals", "confidence", "conditions")
+_DETAILS = ("intervals", "confidence", "conditions", "undefined")
 
 
 def event_of(record: EvaluationRecord, curves: Mapping[str, str]) -> Event | None:

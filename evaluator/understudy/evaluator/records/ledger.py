@@ -114,6 +114,7 @@ class Ledger:
         confidence: float = 0.0,
         metric_digest: str = "",
         metric_digests: Mapping[str, str] | None = None,
+        undefined: Mapping[str, str] | None = None,
         scoring_digest: str = "",
         conditions: Sequence[GateCondition] = (),
         resampled: Arrays | None = None,
@@ -138,6 +139,7 @@ class Ledger:
             confidence=confidence,
             metric_digest=metric_digest,
             metric_digests=metric_digests or {},
+            undefined=undefined or {},
             conditions=tuple(conditions),
         )
         identity = (checkpoint_digest, step, dataset, dataset_digest, outcome.value, scoring_digest)

@@ -155,6 +155,7 @@ class Recorder:
             resampled=result.resampled,
             metric_digest=metric_digest,
             metric_digests=result.metric_digests,
+            undefined=result.undefined,
             scoring_digest=scoring_digest,
             tables=tables,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,9 +14,6 @@ from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.gates import ACCEPTED, PERCENT, REFUSED, RESOLUTION, UNDECIDED, Condition
 from understudy.evaluator.serving.promotion import LOSS, Ranking
 from understudy.evaluator.types import (
-    ALL_EXAMPLES,
-    NO_WEIGHT,
-    ONE_LABEL,
     Array,
     Arrays,
     CheckpointInfo,
@@ -28,21 +24,19 @@ from understudy.evaluator.types import (
     Interval,
 )
 
-_OF_OUTPUT = re.compile("'([^']*)' has")
-_NEEDS_BOTH_LABELS = re.compile(r"auc|recall|sensitivity", re.IGNORECASE)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """What a condition is decided on.
 
     Attributes:
-        value: The checkpoint's value.
+        value: The checkpoint's value; NaN if it has none.
         baseline_step: The step to compare with; None for a bound, and if there is none.
         baseline_value: The value of that step on the same examples.
         resampled: The value, or its difference from the baseline's, in each resample, ``[resamples]``; None if there
-            are none. NaN marks a resample without any example.
+            are none. NaN marks a resample in which it is undefined.
         lacks: Why there are none, or why there is nothing to decide by.
+        undefined: Why the checkpoint's value or the baseline's is undefined; empty if neither is.
     """
 
     value: float
@@ -50,6 +44,7 @@ class Measured:
     baseline_value: float | None = None
     resampled: Array | None = None
     lacks: str = ""
+    undefined: str = ""
 
 
 def judge(measured: Sequence[tuple[Condition, Measured]]) -> list[GateCondition]:
@@ -82,8 +77,8 @@ def _without_interval(condition: Condition, on: Measured) -> GateCondition | Non
         baseline_step=on.baseline_step,
         baseline_value=on.baseline_value,
     )
-    if not math.isfinite(on.value):
-        return replace(result, outcome=REFUSED, reason=on.lacks)
+    if on.undefined or not math.isfinite(on.value):
+        return replace(result, outcome=UNDECIDED if on.undefined else REFUSED, reason=on.undefined or on.lacks)
     if condition.baseline is not None and on.baseline_value is None:
         is_undecided = on.baseline_step is not None and condition.confidence is not None
         reason = f"{_said(condition, on)}; {on.lacks}" if on.lacks else _said(condition, on)
@@ -212,6 +207,8 @@ class GateTrial:
     def _measure(self, condition: Condition, dataset: str) -> Measured:
         record = self.score(self.key, dataset)
         assert record is not None  # noqa: S101 - `Gatekeeper._decide` looked
+        if undefined := _undefined(record, condition):
+            return Measured(value=math.nan, undefined=undefined)
         resampled = self._resampled(record).get(condition.key)
         value, lacks = _value(record, condition)
         if lacks:
@@ -224,6 +221,8 @@ class GateTrial:
         reason = _incomparable(record, held, condition, baseline[0], dataset)
         if held is None or reason:
             return Measured(value=value, baseline_step=baseline[0], lacks=reason)
+        if undefined := _undefined(held, condition):
+            return Measured(value=value, baseline_step=baseline[0], undefined=f"of step {baseline[0]}, {undefined}")
         other = self._resampled(held).get(condition.key)
         if other is None:
             lacks = lacks or _without_resamples(held, condition)
@@ -246,7 +245,7 @@ class GateTrial:
 
 def _value(record: EvaluationRecord, condition: Condition) -> tuple[float, str]:
     """Return the value that a condition is about, and why it cannot be decided by; empty if it can."""
-    metrics, where, notes = record.metrics, "", record.notes
+    metrics, where = record.metrics, ""
     if condition.slice_name is not None:
         slices = {each.name: each for each in record.slices}
         part = slices.get(condition.slice_name)
@@ -258,31 +257,22 @@ def _value(record: EvaluationRecord, condition: Condition) -> tuple[float, str]:
         if not part.metrics:
             reason = ", ".join(part.notes) or "it has no metrics"
             return math.nan, f"slice {part.name!r} of {record.dataset!r} has {part.examples} examples: {reason}"
-        metrics, where, notes = part.metrics, f" of slice {part.name!r}", part.notes
+        metrics, where = part.metrics, f" of slice {part.name!r}"
     if condition.metric not in metrics:
         return math.nan, f"there is no metric {condition.metric}{where}; there are {sorted(metrics)}"
     value, loss = metrics[condition.metric], record.metrics.get(LOSS, 0.0)
     if math.isfinite(value) and math.isfinite(loss):
-        return value, _computed_from_nothing(condition, value, where, (*notes, *record.notes))
+        return value, ""
     return value, f"{condition.key} is {value!r}, the loss {record.metrics.get(LOSS)!r}; finite numbers are required"
 
 
-def _computed_from_nothing(condition: Condition, value: float, where: str, notes: Sequence[str]) -> str:
-    """Return why a value says nothing although it is a number; empty if it says something.
-
-    Keras gives 0 for a quotient of 0 and 0: a mean without weights, or an AUC without labels of both classes.
-    """
-    reason = next((note for note in notes if _takes_away(note, condition.metric, value)), "")
-    return reason and f"{condition.metric}{where} is {value:g}, which is computed from nothing: {reason}"
-
-
-def _takes_away(note: str, metric: str, value: float) -> bool:
-    """Return whether a value says nothing for the reason of a note. Without weights a loss may have other terms."""
-    if NO_WEIGHT in note:
-        output = _OF_OUTPUT.match(note)
-        is_of_other = output is not None and not metric.startswith(f"{output[1]}_")
-        return not is_of_other and (value == 0 or (metric == LOSS and note.startswith(ALL_EXAMPLES)))
-    return value == 0 and note.startswith(ONE_LABEL) and _NEEDS_BOTH_LABELS.search(metric) is not None
+def _undefined(record: EvaluationRecord, condition: Condition) -> str:
+    """Return why the value that a condition is about is undefined; empty if it is defined, or if there is none."""
+    parts = [part for part in record.slices if part.name == condition.slice_name]
+    undefined = record.undefined if condition.slice_name is None else parts[0].undefined if parts else {}
+    where = "" if condition.slice_name is None else f" of slice {condition.slice_name!r}"
+    reason = undefined.get(condition.metric)
+    return f"{condition.metric}{where} of {record.dataset!r} is undefined: {reason}" if reason else ""
 
 
 def _incomparable(
@@ -293,6 +283,8 @@ def _incomparable(
         return f"step {step} has no score on the present content of {dataset!r}; {_rescore(step)}"
     if record.configuration(condition.metric).is_other_than(held.configuration(condition.metric)):
         return f"in the score of step {step}, {condition.metric} has another configuration; {_rescore(step)}"
+    if _undefined(held, condition):
+        return ""
     _, lacks = _value(held, condition)
     return lacks and f"of step {step}, {lacks}"
 

@@ -358,9 +358,9 @@ def build_gate(
     modes = {f"{monitor.dataset}/{monitor.metric}": monitor.mode} if monitor and settings.monitor_mode else {}
     conditions = [*(_shorthands(settings, monitor) if monitor else ())]
     conditions += [parse_gate(text, datasets=datasets, modes=modes, slices=slices) for text in settings.gate]
-    if settings.when_undecided != KEEP and all(condition.confidence is None for condition in conditions):
+    if settings.when_undecided != KEEP and not conditions:
         raise ConfigurationError(
-            f"when_undecided is {settings.when_undecided!r}, and no gate has a confidence; write one such as "
+            f"when_undecided is {settings.when_undecided!r}, and there is no gate; write one such as "
             "'test/accuracy not worse by 0.01 at 95%'"
         )
     return Gate(conditions=tuple(conditions), when_undecided=settings.when_undecided) if conditions else None

@@ -32,7 +32,7 @@ class Monitor:
     mode: MonitorMode
 
     def value_of(self, record: EvaluationRecord) -> float | None:
-        """Return the monitored value of a record, or None if it is missing or not comparable."""
+        """Return the monitored value of a record, or None if it is missing, undefined or not comparable."""
         if not self.concerns(record) or self.is_unfit(record):
             return None
         return record.metrics.get(self.metric)
@@ -43,8 +43,8 @@ class Monitor:
         return self.concerns(record) and not all(map(math.isfinite, values))
 
     def misses(self, record: EvaluationRecord) -> bool:
-        """Return whether a score on the monitored dataset lacks the monitored metric."""
-        return self.concerns(record) and self.metric not in record.metrics
+        """Return whether a score on the monitored dataset lacks the monitored metric, which is not undefined either."""
+        return self.concerns(record) and self.metric not in {*record.metrics, *record.undefined}
 
     def is_better(self, value: float, than: float) -> bool:
         """Return whether a value is strictly better than another."""

@@ -40,7 +40,7 @@ from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec, Prog
 _BATCH_SECONDS = 600.0
 _CLOSE_SECONDS = 60.0
 _QUEUED_BATCHES = 4
-_FORMAT = 2
+_FORMAT = 3
 
 MakePool = Callable[[Work], WorkerPool]
 """Makes the pool of workers for some work."""

@@ -32,6 +32,7 @@ from understudy.evaluator.types import (
     VersionLabel,
     VersionState,
     VersionStatus,
+    undefined_sentences,
 )
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import Contents, data_type, decode_all, encode_all
@@ -157,7 +158,7 @@ def score(result: EvaluationResult) -> evaluation_pb2.Score:
         waiting_seconds=result.waiting_seconds,
         computing_seconds=result.computing_seconds,
         batches=result.batches,
-        notes=result.notes,
+        notes=(*result.notes, *undefined_sentences(result.undefined)),
         intervals=_intervals(result.intervals),
         slices=[_slice(each) for each in result.slices],
         resamples=result.resamples,
@@ -171,7 +172,7 @@ def _slice(part: SliceScore) -> evaluation_pb2.SliceScore:
         examples=part.examples,
         metrics=part.metrics,
         intervals=_intervals(part.intervals),
-        notes=part.notes,
+        notes=(*part.notes, *undefined_sentences(part.undefined)),
     )
 
 
@@ -262,7 +263,7 @@ def record(entry: EvaluationRecord) -> evaluation_pb2.EvaluationRecord:
         examples=entry.examples,
         duration_seconds=entry.duration_seconds,
         recorded_at=timestamp(entry.recorded_at),
-        notes=entry.notes,
+        notes=(*entry.notes, *undefined_sentences(entry.undefined)),
         intervals=_intervals(entry.intervals),
         slices=[_slice(each) for each in entry.slices],
         resamples=entry.resamples,
