@@ -94,9 +94,10 @@ def test_events_are_chosen_by_their_ids_or_all(tmp_path: Path, outbox: Outbox, a
     assert outbox.counts()["a"].dead == 2
 
 
-def test_a_folder_without_a_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
-    refused = events(tmp_path, "list")
-
-    assert refused.exit_code == 1
-    assert "ledger.sqlite cannot be used" in refused.stderr
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("arguments", [("list",), ("resend", "--all"), ("drop", "--all")])
+def test_a_folder_without_a_ledger_is_refused_and_left_alone(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = events(tmp_path, *arguments)
+    assert result.exit_code == 2
+    words = " ".join(result.stderr.split())
+    assert f"there is no ledger.sqlite in {str(tmp_path)!r}; give the evaluator's state folder, RUN/evaluator" in words
+    assert not [*tmp_path.iterdir()]

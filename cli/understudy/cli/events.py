@@ -109,6 +109,12 @@ def _outbox(state_dir: Path) -> Iterator[Outbox]:
     from understudy.evaluator.records.ledger_file import LEDGER_FILE
     from understudy.evaluator.records.outbox import Outbox
 
+    if not (state_dir / LEDGER_FILE).is_file():
+        raise click.BadParameter(
+            f"there is no {LEDGER_FILE} in {str(state_dir)!r}; give the evaluator's state folder, RUN/evaluator unless "
+            "the server has another one",
+            param_hint="'--state-dir'",
+        )
     outbox = Outbox(state_dir / LEDGER_FILE)
     try:
         with reported(LedgerError):

@@ -59,6 +59,11 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
             f"store's own tools, each checkpoint's {MANIFEST_FILE} last.",
             param_hint="'--to'",
         )
+    if not run_dir.is_dir():
+        raise click.BadParameter(
+            f"there is no folder {str(run_dir)!r}; give the folder of the run, which the trainer creates",
+            param_hint="'--run-dir'",
+        )
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("understudy").setLevel(logging.INFO)
     stopped = threading.Event()

@@ -1,0 +1,38 @@
+"""Commands that read a folder of this machine, given one that does not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from understudy.cli.main import main
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("publish", "--to=s3://bucket/run", "--run-dir=mistyped"),
+        ("events", "list", "--state-dir=mistyped"),
+        ("export", "--output=out.keras", "--run-dir=mistyped"),
+        ("export", "--output=out.keras", "--checkpoints=mistyped"),
+        ("evaluate", "data.npz", "--run-dir=mistyped"),
+        ("predict", "data.npz", "--output=out", "--run-dir=mistyped"),
+        ("tune", "--eval-data=test=data.npz", "--output=out.toml", "--run-dir=mistyped"),
+        ("replay", "--version=serving", "mistyped"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistyped_folder_is_named_and_nothing_is_created(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data.npz").touch()
+    monkeypatch.chdir(tmp_path)
+
+    result = CliRunner().invoke(main, [*arguments])
+
+    assert result.exit_code in (1, 2)
+    assert "mistyped" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]
