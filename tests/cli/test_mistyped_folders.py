@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,12 @@ from click.testing import CliRunner
 
 from understudy.cli.main import main
 
+SECONDS = 60
+
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("publish", "--to=s3://bucket/run", "--run-dir=mistyped"),
         ("events", "list", "--state-dir=mistyped"),
         ("export", "--output=out.keras", "--run-dir=mistyped"),
         ("export", "--output=out.keras", "--checkpoints=mistyped"),
@@ -36,3 +39,16 @@ def test_a_mistyped_folder_is_named_and_nothing_is_created(
     assert "mistyped" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["data.npz"]
+
+
+@pytest.mark.usefixtures("quick_starts")
+def test_publish_names_a_folder_that_the_trainer_may_still_create_and_creates_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "understudy.cli", "publish", "--to=s3://bucket/run", "--run-dir=mistyped"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "mistyped does not exist; waiting until the trainer creates it\n"
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(SECONDS) == 0
+        assert not process.stderr.read()
+    assert not [*tmp_path.iterdir()]

@@ -71,15 +71,16 @@ def test_a_whole_day_with_a_bucket_between_trainer_and_evaluator(
     url, run, elsewhere = f"{store.make_bucket()}/runs/one", tmp_path / "run", tmp_path / "elsewhere"
     write_dataset(tmp_path / "test.npz", best_step=20)
     data = f"--eval-data=test={tmp_path / 'test.npz'}"
-    chief = Chief(run, keep=3)
     with ExitStack() as training:
-        journal = training.enter_context(TrainingJournal(RunDir(run)))
-        chief.publish(10)
         with (
             publishing(run, url) as publisher,
             serving(elsewhere, url, data) as server,
             Client(server.grpc) as client,
         ):
+            assert not run.exists()
+            chief = Chief(run, keep=3)
+            journal = training.enter_context(TrainingJournal(RunDir(run)))
+            chief.publish(10)
             server.wait_for("READY")
             assert client.predict({"x": ones(2)}).step == 10
             chief.publish(20)

@@ -16,6 +16,8 @@ from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.values import LocalPath
 
+_LOOK_SECONDS = 0.5
+
 
 @click.command("publish")
 @click.option(
@@ -44,9 +46,9 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
     understudy publish --run-dir RUN --to s3://bucket/run
     understudy serve --run-dir s3://bucket/run --experiment digits
 
-    Ends once training has finished and all is copied. On SIGTERM it copies what is committed by then. Start it again
-    to go on. The region and the credentials of s3:// are AWS's usual settings, and AWS_ENDPOINT_URL names another
-    store; those of gs:// are Google Cloud's.
+    May start before the trainer. Ends once training has finished and all is copied. On SIGTERM it copies what is
+    committed by then. Start it again to go on. The region and the credentials of s3:// are AWS's usual settings, and
+    AWS_ENDPOINT_URL names another store; those of gs:// are Google Cloud's.
 
     Exit status: 0 done; 1 failed, see stderr; 2 usage error.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
@@ -59,16 +61,13 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
             f"store's own tools, each checkpoint's {MANIFEST_FILE} last.",
             param_hint="'--to'",
         )
-    if not run_dir.is_dir():
-        raise click.BadParameter(
-            f"there is no folder {str(run_dir)!r}; give the folder of the run, which the trainer creates",
-            param_hint="'--run-dir'",
-        )
     logging.basicConfig(format="%(levelname)s %(message)s")
     logging.getLogger("understudy").setLevel(logging.INFO)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
+    if not _created(run_dir, stopped):
+        return
     with reported(CheckpointError), _as_failure(url):
         publisher = RemotePublisher(
             RunDir(run_dir),
@@ -79,6 +78,15 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
         with publisher:
             publisher.claim()
             publisher.follow(stopped)
+
+
+def _created(run_dir: Path, stopped: threading.Event) -> bool:
+    """Wait until the trainer has created the run folder; return whether it was created before a signal."""
+    if not run_dir.is_dir():
+        click.echo(f"{run_dir} does not exist; waiting until the trainer creates it", err=True)
+    while not (is_there := run_dir.is_dir()) and not stopped.wait(_LOOK_SECONDS):
+        pass
+    return is_there
 
 
 @contextmanager
