@@ -417,6 +417,20 @@ def test_status_shows_what_the_gate_said_beside_the_score(run: Run, script: Scri
     assert "test: loss 0.5; refused: loss is 0.5; at most 0.25" in run("status").stdout
 
 
+def test_evaluations_shows_what_is_undefined_with_the_reason(run: Run, script: Script) -> None:
+    part = evaluation_pb2.SliceScore(name="a=1", examples=2, metrics={"loss": 0.5}, undefined={"auc": "one class"})
+    script.record(10, metrics={"loss": 0.5}, undefined={"auc": "no label counts"}, slices=[part])
+
+    shown = run("evaluations").stdout
+    assert "loss 0.5  auc undefined" in shown
+    assert "loss 0.5  auc undefined; auc is undefined: one class" in shown
+    assert shown.splitlines()[-1] == "note: auc is undefined: no label counts"
+    rows = list(csv.DictReader(run("evaluations", "--format", "csv").stdout.splitlines()))
+    assert [(row["metric.loss"], row["metric.auc"]) for row in rows] == [("0.5", "undefined")] * 2
+    (entry,) = json.loads(run("evaluations", "--format", "json").stdout)
+    assert (entry["undefined"], entry["slices"][0]["undefined"]) == ({"auc": "no label counts"}, {"auc": "one class"})
+
+
 def test_evaluations_says_where_the_content_of_a_dataset_changed(run: Run, script: Script) -> None:
     for step, content in ((10, "a"), (20, "a"), (10, "b"), (20, "b")):
         script.record(step, metrics={"loss": 0.5}, dataset_digest=content)

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from understudy.cli.output import formatted_metrics, print_json, print_table
+from understudy.cli.output import formatted_metrics, formatted_slice, print_json, print_slices, print_table
+from understudy.clients import SliceScore
 
 ROWS = [("120", "AVAILABLE"), ("80", "model.keras: expected [/red] bytes")]
 
@@ -43,4 +44,19 @@ def test_json_says_in_words_what_it_has_no_numbers_for(capsys: pytest.CaptureFix
 
 
 def test_the_loss_comes_first() -> None:
-    assert formatted_metrics({"accuracy": 0.5, "loss": 0.123456789}) == "loss 0.123457  accuracy 0.5"
+    scored = SliceScore(name="", examples=1, metrics={"accuracy": 0.5, "loss": 0.123456789}, intervals={}, notes=())
+    assert formatted_metrics(scored) == "loss 0.123457  accuracy 0.5"
+
+
+def test_what_is_undefined_is_shown_in_the_place_of_a_value_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    scored = SliceScore(name="a=1", examples=3, metrics={"loss": 0.5}, intervals={}, notes=(), undefined={"auc": "why"})
+    nothing = SliceScore(name="a=2", examples=1, metrics={}, intervals={}, notes=("fewer than 2 examples",))
+
+    assert formatted_slice(scored) == "loss 0.5  auc undefined; auc is undefined: why"
+    print_slices([scored, nothing])
+    assert capsys.readouterr().out.splitlines() == [
+        "slice  examples  loss  auc",
+        "a=1    3         0.5   undefined",
+        "a=2    1         -     -",
+        "note: a=1: auc is undefined: why",
+    ]

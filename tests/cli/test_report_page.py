@@ -114,6 +114,17 @@ def test_a_page_of_two_versions_says_which_metrics_cannot_be_compared(
     assert "loss on test" not in text
 
 
+def test_a_page_shows_what_is_undefined_with_the_reason(content: dict[str, Any], changes: Changes) -> None:
+    scored = evaluation(10)
+    undefined = {f"auc {HOSTILE}": f"reason {HOSTILE}"}
+    slices = (replace(scored.slices[0], undefined=undefined),)
+    one = ReportedVersion(evaluation=replace(scored, undefined=undefined, slices=slices), content=content)
+    text = Page(page(Report(model_name="m", versions=[one], changes=changes))).text
+
+    assert f"auc {HOSTILE} is undefined: reason {HOSTILE}" in text
+    assert text.count("undefined") == 1 + 2, "in the notes and in both tables"
+
+
 def test_a_page_is_one_file_without_references(both: Page) -> None:
     assert both.references == []
     assert "script" not in both.tags

@@ -11,7 +11,7 @@ import click
 
 from understudy.cli.connection import ConnectionSettings, VersionsType, connected, json_option, metadata_of
 from understudy.cli.options import settings_options
-from understudy.cli.output import ordered, print_json, print_table
+from understudy.cli.output import UNDEFINED, notes_of, ordered, print_json, print_table
 from understudy.cli.scoring_options import (
     batch_size_option,
     counted_batches,
@@ -100,12 +100,16 @@ def _show(result: CompareResult) -> None:
         (
             str(version.score.step),
             name,
-            f"{version.score.metrics[name]:.9g}" if name in version.score.metrics else "-",
+            f"{version.score.metrics[name]:.9g}"
+            if name in version.score.metrics
+            else UNDEFINED
+            if name in version.score.undefined
+            else "-",
             "-" if math.isnan(apart := version.differences.get(name, math.nan)) else f"{apart:+.6g}",
             *_bounds(version.metric_differences.get(name)),
         )
         for version in result.versions
-        for name in ordered(first.metrics)
+        for name in ordered((*first.metrics, *first.undefined))
     ]
     title = f"{first.examples} examples, compared with step {first.step}"
     bounds = f"{result.confidence:.0%} interval"
@@ -135,7 +139,8 @@ def _show(result: CompareResult) -> None:
                 f"step {version.score.step} is {_CONCLUSIONS[paired.conclusion]} step {first.step}: loss of an example "
                 f"{paired.mean:+.6g}, {result.confidence:.0%} interval [{paired.low:+.6g}, {paired.high:+.6g}]"
             )
-    for note in dict.fromkeys((*result.notes, *(note for version in result.versions for note in version.score.notes))):
+    of_versions = (note for version in result.versions for note in notes_of(version.score))
+    for note in dict.fromkeys((*result.notes, *of_versions)):
         click.echo(f"note: {note}")
 
 

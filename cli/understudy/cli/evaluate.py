@@ -13,7 +13,7 @@ import click
 from understudy.cli.command_errors import reported
 from understudy.cli.connection import ConnectionSettings, connected, json_option, metadata_of, version_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import ordered, print_json, print_slices, print_table
+from understudy.cli.output import UNDEFINED, notes_of, ordered, print_json, print_slices, print_table
 from understudy.cli.run_checkpoint import (
     RunCheckpoints,
     checkpoint_options,
@@ -156,7 +156,7 @@ def _score_locally(
     from understudy.evaluator.sharding.evaluate import evaluate_files
     from understudy.evaluator.sharding.progress_file import ProgressFile
     from understudy.evaluator.sharding.work import DataSource, Work
-    from understudy.evaluator.types import MetricSpec, undefined_sentences
+    from understudy.evaluator.types import MetricSpec
     from understudy.experiments import ExperimentError
 
     with ExitStack() as stack:
@@ -188,7 +188,7 @@ def _score_locally(
         step=found.step,
         waiting_seconds=found.waiting_seconds,
         computing_seconds=found.computing_seconds,
-        notes=(*found.notes, *undefined_sentences(found.undefined)),
+        notes=found.notes,
         intervals=shown(found.intervals),
         slices=tuple(
             SliceScore(
@@ -196,12 +196,14 @@ def _score_locally(
                 examples=part.examples,
                 metrics=part.metrics,
                 intervals=shown(part.intervals),
-                notes=(*part.notes, *undefined_sentences(part.undefined)),
+                notes=part.notes,
+                undefined=part.undefined,
             )
             for part in found.slices
         ),
         resamples=found.resamples,
         confidence=found.confidence,
+        undefined=found.undefined,
     )
 
 
@@ -221,14 +223,17 @@ def _show(result: EvaluateResult | Evaluation, *, as_json: bool) -> None:
             {**dataclasses.asdict(result), **({} if recorded is None else {"recorded_at": recorded.isoformat()})}
         )
         return
-    rows = [(name, f"{result.metrics[name]:.9g}", _bounds(result, name)) for name in ordered(result.metrics)]
+    rows = [
+        (name, f"{result.metrics[name]:.9g}" if name in result.metrics else UNDEFINED, _bounds(result, name))
+        for name in ordered((*result.metrics, *result.undefined))
+    ]
     title = f"step {result.step}, {result.examples} examples"
     if result.intervals:
         print_table(("metric", "value", f"{result.confidence:.0%} interval"), rows, title=title)
     else:
         print_table(("metric", "value"), [row[:2] for row in rows], title=title)
     print_slices(result.slices)
-    for note in result.notes:
+    for note in notes_of(result):
         click.echo(f"note: {note}")
 
 

@@ -14,10 +14,12 @@ import click
 from understudy.cli.connection import ConnectionSettings, connected
 from understudy.cli.options import settings_options
 from understudy.cli.output import (
+    UNDEFINED,
     ComparabilityNotes,
     evaluation_as_json,
     formatted_metrics,
     formatted_slice,
+    notes_of,
     plain,
     print_table,
 )
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "csv", "json"]
 
-_IN_COLUMNS = frozenset({"metrics", "intervals", "slices", "conditions", "metric_digests"})
+_IN_COLUMNS = frozenset({"metrics", "intervals", "slices", "conditions", "metric_digests", "undefined"})
 """The fields that CSV has in columns or rows of their own, or lacks."""
 
 _OUTCOMES = (
@@ -81,7 +83,7 @@ def command(
 def _print_table(evaluations: Sequence[Evaluation]) -> None:
     rows: list[tuple[str, ...]] = []
     for each in evaluations:
-        shown = formatted_metrics(each.metrics, each.intervals) if each.outcome == "scored" else each.reason
+        shown = formatted_metrics(each, with_intervals=True) if each.outcome == "scored" else each.reason
         recorded = f"{each.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}"
         rows.append((str(each.sequence), str(each.step), each.dataset, each.outcome, recorded, shown))
         for part in each.slices:
@@ -89,7 +91,7 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
             rows.append(("", "", f"  {part.name}", f"{part.examples} examples", "", shown))
     print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
     comparability = ComparabilityNotes()
-    said = dict.fromkeys(note for each in evaluations for note in each.notes)
+    said = dict.fromkeys(note for each in evaluations for note in notes_of(each))
     for note in (*said, *(note for each in evaluations for note in comparability.of(each))):
         click.echo(f"note: {note}")
 
@@ -97,9 +99,10 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
 def _print_csv(evaluations: Sequence[Evaluation]) -> None:
     """Write one row for each entry, and one for each of its slices, with numbers in Python's notation.
 
-    After the fields come the columns ``metric.NAME``, and those of the intervals, ``low.NAME`` and ``high.NAME``.
+    After the fields come the columns ``metric.NAME``, ``undefined`` if the metric is, and those of the intervals,
+    ``low.NAME`` and ``high.NAME``.
     """
-    metrics = sorted({name for each in evaluations for name in each.metrics})
+    metrics = sorted({name for each in evaluations for name in (*each.metrics, *each.undefined)})
     bounded = sorted({name for each in evaluations for name in each.intervals})
     fields = [field.name for field in dataclasses.fields(_evaluation_type()) if field.name not in _IN_COLUMNS]
     bounds = [f"{bound}.{name}" for name in bounded for bound in ("low", "high")]
@@ -109,7 +112,7 @@ def _print_csv(evaluations: Sequence[Evaluation]) -> None:
         row = evaluation_as_json(each)
         for part in ({**row, "name": ""}, *row["slices"]):
             own = {**row, "examples": part["examples"], "notes": " | ".join(part["notes"])}
-            values = [part["metrics"].get(name, "") for name in metrics]
+            values = [part["metrics"].get(name, UNDEFINED if name in part["undefined"] else "") for name in metrics]
             edges = [part["intervals"].get(name, {}).get(bound, "") for name in bounded for bound in ("low", "high")]
             writer.writerow([*(own[field] for field in fields), part["name"], *values, *edges])
 

@@ -37,15 +37,27 @@ def evaluation_as_json(evaluation: Evaluation) -> dict[str, Any]:
     return {**dataclasses.asdict(evaluation), "recorded_at": evaluation.recorded_at.isoformat()}
 
 
-def formatted_metrics(metrics: Mapping[str, float], intervals: Mapping[str, Any] | None = None) -> str:
-    """Return metrics as text, the loss first, with the intervals of those that have one."""
-    known = intervals or {}
-    return "  ".join(f"{name} {with_interval(metrics[name], known.get(name))}" for name in ordered(metrics))
+UNDEFINED = "undefined"
+"""Shown in the place of the value of a metric that is undefined on its examples."""
+
+
+def formatted_metrics(scored: Any, *, with_intervals: bool = False) -> str:
+    """Return the metrics of an evaluation or a slice as text, the loss first, also those that are undefined."""
+    intervals = scored.intervals if with_intervals else {}
+    return "  ".join(
+        f"{name} {with_interval(scored.metrics[name], intervals.get(name)) if name in scored.metrics else UNDEFINED}"
+        for name in ordered((*scored.metrics, *scored.undefined))
+    )
+
+
+def notes_of(scored: Any) -> tuple[str, ...]:
+    """Return the notes of an evaluation or a slice, and why metrics are undefined."""
+    return (*scored.notes, *(f"{name} is undefined: {reason}" for name, reason in scored.undefined.items()))
 
 
 def formatted_slice(part: Any) -> str:
     """Return the metrics of a slice as text, with its notes."""
-    return "; ".join(filter(None, (formatted_metrics(part.metrics, part.intervals), *part.notes)))
+    return "; ".join(filter(None, (formatted_metrics(part, with_intervals=True), *notes_of(part))))
 
 
 def ordered(metrics: Iterable[str]) -> list[str]:
@@ -63,13 +75,17 @@ def print_slices(slices: Sequence[Any]) -> None:
     """Show a table of `understudy.clients.SliceScore`s, if there are any."""
     if not slices:
         return
-    names = ordered({name for part in slices for name in part.metrics})
+    names = ordered({name for part in slices for name in (*part.metrics, *part.undefined)})
     rows = [
         (
             part.name,
             str(part.examples),
             *(
-                with_interval(part.metrics[name], part.intervals.get(name)) if name in part.metrics else "-"
+                with_interval(part.metrics[name], part.intervals.get(name))
+                if name in part.metrics
+                else UNDEFINED
+                if name in part.undefined
+                else "-"
                 for name in names
             ),
         )
@@ -77,8 +93,8 @@ def print_slices(slices: Sequence[Any]) -> None:
     ]
     print_table(("slice", "examples", *names), rows)
     for part in slices:
-        if part.metrics and part.notes:
-            click.echo(f"note: {part.name}: {'; '.join(part.notes)}")
+        if notes := notes_of(part) if part.metrics or part.undefined else ():
+            click.echo(f"note: {part.name}: {'; '.join(notes)}")
 
 
 def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli.command_errors import CommandError
-from understudy.cli.output import ComparabilityNotes
+from understudy.cli.output import UNDEFINED, ComparabilityNotes, notes_of
 from understudy.service.figures import SHADES, output_sections, shown, table
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _sections(report: Report) -> Iterator[str]:
     comparability = ComparabilityNotes()
     entries = sorted((one.evaluation for one in versions), key=lambda entry: entry.sequence)
     notes = dict.fromkeys(note for entry in entries for note in comparability.of(entry))
-    notes |= dict.fromkeys(note for one in versions for note in (*one.evaluation.notes, *one.content["notes"]))
+    notes |= dict.fromkeys(note for one in versions for note in (*notes_of(one.evaluation), *one.content["notes"]))
     if notes:
         yield f"<h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>"
 
@@ -135,7 +135,8 @@ def _evaluations(versions: Sequence[ReportedVersion]) -> str:
 
 def _metrics(versions: Sequence[ReportedVersion]) -> str:
     names = sorted(
-        {name for one in versions for name in one.evaluation.metrics}, key=lambda name: (name != "loss", name)
+        {name for one in versions for name in (*one.evaluation.metrics, *one.evaluation.undefined)},
+        key=lambda name: (name != "loss", name),
     )
     headings = ["metric", *(f"step {one.evaluation.step}" for one in versions)]
     rows = [(name, *(_with_interval(one.evaluation, name) for one in versions)) for name in names]
@@ -147,7 +148,7 @@ def _metrics(versions: Sequence[ReportedVersion]) -> str:
 def _with_interval(scored: Any, name: str) -> str:
     """Return a metric of an evaluation or a slice, with its interval if there is one."""
     if name not in scored.metrics:
-        return shown(None)
+        return UNDEFINED if name in scored.undefined else shown(None)
     interval = scored.intervals.get(name)
     bounds = "" if interval is None else f" [{interval.low:.6g}, {interval.high:.6g}]"
     return f"{scored.metrics[name]:.6g}{bounds}"
@@ -155,7 +156,9 @@ def _with_interval(scored: Any, name: str) -> str:
 
 def _slices(one: ReportedVersion) -> str:
     slices = one.evaluation.slices
-    names = sorted({name for each in slices for name in each.metrics}, key=lambda name: (name != "loss", name))
+    names = sorted(
+        {name for each in slices for name in (*each.metrics, *each.undefined)}, key=lambda name: (name != "loss", name)
+    )
     rows = [(each.name, each.examples, *(_with_interval(each, name) for name in names)) for each in slices]
     return table(("slice", "examples", *names), rows, caption=f"Slices of step {one.evaluation.step}")
 

@@ -63,7 +63,7 @@ def command(
             if as_json:
                 print_json(evaluation_as_json(evaluation))
             else:
-                click.echo(f"step {step} on {dataset}: {done}: {formatted_metrics(evaluation.metrics)}")
+                click.echo(f"step {step} on {dataset}: {done}: {formatted_metrics(evaluation)}")
         click.echo("; ".join(f"{count} {done}" for done, count in counts.items()), err=True)
 
 

@@ -130,9 +130,7 @@ def roles(version: VersionStatus, status: ModelStatus) -> list[str]:
 def scores(step: int, evaluations: Iterable[Evaluation]) -> str:
     """Return the scores of a step in one line, or why it has none."""
     return "; ".join(
-        f"{each.dataset}: {formatted_metrics(each.metrics)}"
-        if each.outcome == "scored"
-        else f"{each.outcome}: {each.reason}"
+        f"{each.dataset}: {formatted_metrics(each)}" if each.outcome == "scored" else f"{each.outcome}: {each.reason}"
         for each in evaluations
         if each.step == step
     )

@@ -9,7 +9,14 @@ import click
 from understudy.cli.command_errors import INTERRUPTED
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import ComparabilityNotes, evaluation_as_json, formatted_metrics, formatted_slice, print_json
+from understudy.cli.output import (
+    ComparabilityNotes,
+    evaluation_as_json,
+    formatted_metrics,
+    formatted_slice,
+    notes_of,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from understudy.clients import Evaluation
@@ -49,11 +56,7 @@ def command(
 
 
 def _show(evaluation: Evaluation, comparability: ComparabilityNotes) -> None:
-    what = (
-        formatted_metrics(evaluation.metrics, evaluation.intervals)
-        if evaluation.outcome == "scored"
-        else evaluation.reason
-    )
+    what = formatted_metrics(evaluation, with_intervals=True) if evaluation.outcome == "scored" else evaluation.reason
     parts = [
         f"{evaluation.recorded_at.astimezone():%H:%M:%S}",
         f"#{evaluation.sequence}",
@@ -66,5 +69,5 @@ def _show(evaluation: Evaluation, comparability: ComparabilityNotes) -> None:
     for part in evaluation.slices:
         scores = formatted_slice(part)
         click.echo(f"    {part.name}  {part.examples} examples  {scores}")
-    for note in (*evaluation.notes, *comparability.of(evaluation)):
+    for note in (*notes_of(evaluation), *comparability.of(evaluation)):
         click.echo(f"note: {note}")

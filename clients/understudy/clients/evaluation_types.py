@@ -56,7 +56,8 @@ class SliceScore:
         examples: The number of its examples.
         metrics: The loss and every metric that can be computed for it; empty if it has too few examples.
         intervals: The intervals of the metrics; empty without resamples.
-        notes: Why it has no metrics, or lacks some.
+        notes: Why it has no metrics, or lacks some, or in how many resamples some are undefined.
+        undefined: Why other metrics are undefined on its examples, by name.
     """
 
     name: str
@@ -64,6 +65,7 @@ class SliceScore:
     metrics: Mapping[str, float]
     intervals: Mapping[str, Interval]
     notes: tuple[str, ...]
+    undefined: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ class EvaluateResult:
     """The score of one version on one stream.
 
     Attributes:
-        metrics: The loss (as ``loss``) and every metric by name.
+        metrics: The loss (as ``loss``) and every metric by name, except those that are undefined.
         examples: The examples scored.
         batches: The batches scored.
         step: The step of the checkpoint.
@@ -83,6 +85,7 @@ class EvaluateResult:
         slices: The scores of the slices.
         resamples: How many times the examples were resampled for the intervals; 0 for none.
         confidence: The confidence level of the intervals.
+        undefined: Why other metrics are undefined on these examples, by name, such as an AUC of labels of one class.
     """
 
     metrics: Mapping[str, float]
@@ -96,6 +99,7 @@ class EvaluateResult:
     slices: tuple[SliceScore, ...] = ()
     resamples: int = 0
     confidence: float = 0.0
+    undefined: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +236,7 @@ class Evaluation:
     metric_digest: str = ""
     metric_digests: Mapping[str, str] = field(default_factory=dict)
     conditions: tuple[GateCondition, ...] = ()
+    undefined: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

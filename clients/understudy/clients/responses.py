@@ -87,6 +87,7 @@ def score(message: evaluation_pb2.Score) -> EvaluateResult:
         slices=tuple(_slice(each) for each in message.slices),
         resamples=message.resamples,
         confidence=message.confidence,
+        undefined=dict(message.undefined),
     )
 
 
@@ -97,6 +98,7 @@ def _slice(message: evaluation_pb2.SliceScore) -> SliceScore:
         metrics=dict(message.metrics),
         intervals=_intervals(message.intervals),
         notes=tuple(message.notes),
+        undefined=dict(message.undefined),
     )
 
 
@@ -164,6 +166,7 @@ def evaluation(record: evaluation_pb2.EvaluationRecord) -> Evaluation:
         dataset_digest=record.dataset_digest,
         metric_digest=record.metric_digest,
         metric_digests=dict(record.metric_digests),
+        undefined=dict(record.undefined),
         conditions=tuple(_condition(each) for each in record.conditions),
     )
 

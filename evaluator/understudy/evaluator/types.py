@@ -137,11 +137,6 @@ class SliceScore:
     undefined: Mapping[str, str] = field(default_factory=dict)
 
 
-def undefined_sentences(undefined: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a sentence about each undefined metric, given the reasons by name."""
-    return tuple(f"{name} is undefined: {reason}" for name, reason in undefined.items())
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
     """The score of one version on one stream or dataset.

@@ -19,7 +19,9 @@ _PARTS: dict[str, Any] = {
     "slices": (
         SliceScore(name="label=3", examples=5, metrics={"loss": 0.3}, intervals={"loss": Interval(low=0.2, high=0.4)}),
         SliceScore(name="age=[18,30)", examples=1, notes=("fewer than 5 examples",)),
+        SliceScore(name="label=4", examples=5, undefined={"auc": "no label that counts is positive"}),
     ),
+    "undefined": {"auc": "no label counts"},
     "resamples": 200,
     "confidence": 0.9,
 }
@@ -53,7 +55,6 @@ def test_a_client_reads_the_slices_intervals_and_conditions_that_a_server_sends(
     for each in (sent, *sent["conditions"]):
         each["outcome"] = each["outcome"].value
     del read["recorded_at"], sent["recorded_at"]
-    _without_undefined(sent)
     assert read == sent
 
 
@@ -63,26 +64,4 @@ def test_a_client_reads_the_slices_and_intervals_of_a_score() -> None:
     )
     sent = dataclasses.asdict(result)
     del sent["resampled"], sent["metric_digests"]
-    _without_undefined(sent)
     assert dataclasses.asdict(responses.score(messages.score(result))) == sent
-
-
-def test_the_notes_of_a_message_say_which_metrics_are_undefined() -> None:
-    undefined = {"auc": "no label that counts is positive"}
-    part = SliceScore(name="label=3", examples=5, undefined=undefined, notes=("a note",))
-    told: dict[str, Any] = {"slices": (part,), "undefined": undefined, "notes": ("another",)}
-    result = EvaluationResult(
-        metrics={"loss": 0.3}, examples=9, batches=2, step=3, waiting_seconds=0.1, computing_seconds=0.2, **told
-    )
-    entry = EvaluationRecord(
-        sequence=1, step=3, checkpoint_digest="d3", dataset="test", outcome=EvaluationOutcome.SCORED, **told
-    )
-    for message in (messages.score(result), messages.record(entry)):
-        assert list(message.notes) == ["another", "auc is undefined: no label that counts is positive"]
-        assert list(message.slices[0].notes) == ["a note", "auc is undefined: no label that counts is positive"]
-
-
-def _without_undefined(sent: dict[str, Any]) -> None:
-    """Remove what notes say instead."""
-    for each in (sent, *sent["slices"]):
-        del each["undefined"]

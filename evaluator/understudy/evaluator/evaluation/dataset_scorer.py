@@ -24,15 +24,7 @@ from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.servable import Servable
-from understudy.evaluator.types import (
-    Array,
-    Batch,
-    EvaluationOutcome,
-    EvaluationRecord,
-    EvaluationResult,
-    Progress,
-    undefined_sentences,
-)
+from understudy.evaluator.types import Array, Batch, EvaluationOutcome, EvaluationRecord, EvaluationResult, Progress
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +141,8 @@ class DatasetScorer:
         tables = TableCollector(slot.output_tasks, slot.signature.outputs) if self._with_tables and record else None
         result = self._run(servable, dataset, is_wanted, deadline, progress=progress, tables=tables)
         duration = time.monotonic() - began
-        self._warn(dataset.name, (*result.notes, *undefined_sentences(result.undefined)))
+        undefined = (f"{name} is undefined: {reason}" for name, reason in result.undefined.items())
+        self._warn(dataset.name, (*result.notes, *undefined))
         if record:
             return self._recorder.record_score(
                 servable.digest,

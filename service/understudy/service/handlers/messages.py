@@ -32,7 +32,6 @@ from understudy.evaluator.types import (
     VersionLabel,
     VersionState,
     VersionStatus,
-    undefined_sentences,
 )
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import Contents, data_type, decode_all, encode_all
@@ -158,11 +157,12 @@ def score(result: EvaluationResult) -> evaluation_pb2.Score:
         waiting_seconds=result.waiting_seconds,
         computing_seconds=result.computing_seconds,
         batches=result.batches,
-        notes=(*result.notes, *undefined_sentences(result.undefined)),
+        notes=result.notes,
         intervals=_intervals(result.intervals),
         slices=[_slice(each) for each in result.slices],
         resamples=result.resamples,
         confidence=result.confidence,
+        undefined=result.undefined,
     )
 
 
@@ -172,7 +172,8 @@ def _slice(part: SliceScore) -> evaluation_pb2.SliceScore:
         examples=part.examples,
         metrics=part.metrics,
         intervals=_intervals(part.intervals),
-        notes=(*part.notes, *undefined_sentences(part.undefined)),
+        notes=part.notes,
+        undefined=part.undefined,
     )
 
 
@@ -263,7 +264,7 @@ def record(entry: EvaluationRecord) -> evaluation_pb2.EvaluationRecord:
         examples=entry.examples,
         duration_seconds=entry.duration_seconds,
         recorded_at=timestamp(entry.recorded_at),
-        notes=(*entry.notes, *undefined_sentences(entry.undefined)),
+        notes=entry.notes,
         intervals=_intervals(entry.intervals),
         slices=[_slice(each) for each in entry.slices],
         resamples=entry.resamples,
@@ -271,6 +272,7 @@ def record(entry: EvaluationRecord) -> evaluation_pb2.EvaluationRecord:
         dataset_digest=entry.dataset_digest,
         metric_digest=entry.metric_digest,
         metric_digests=entry.metric_digests,
+        undefined=entry.undefined,
         conditions=[_condition(each) for each in entry.conditions],
     )
 
