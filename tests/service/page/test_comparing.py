@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 
 from understudy.evaluator.evaluator_errors import NotEvaluableError
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.evaluator.types import EvaluationOutcome, SliceScore
 from understudy.service.page.comparing import ComparedDataset, recorded
+from understudy.service.page.rendering import Renderer
 
 WHY = "metrics that are updated for each part have no intervals, because the model itself would have to run"
 
@@ -48,6 +50,10 @@ def compared(ledger: Ledger, *entries: dict[str, Any]) -> ComparedDataset:
     return found
 
 
+def renderer() -> Renderer:
+    return Renderer("model", SimpleNamespace())  # type: ignore[arg-type]  # parts do not show the readiness
+
+
 def differences(found: ComparedDataset) -> dict[str, float | None]:
     metrics = found.parts[0].metrics
     return {each.name: None if each.difference is None else each.difference.value for each in metrics}
@@ -73,3 +79,26 @@ def test_what_is_configured_otherwise_has_no_difference_and_a_note(ledger: Ledge
 
     assert differences(found) == {"loss": 1.0, "top": None}
     assert found.notes[0] == "Configured otherwise in the two evaluations, so not compared: top."
+
+
+def test_what_is_undefined_in_an_evaluation_has_no_difference_and_is_shown_with_the_reason(ledger: Ledger) -> None:
+    found = compared(ledger, {}, {"metrics": {"loss": 3.0}, "undefined": {"top": "the weights add up to 0"}})
+
+    assert differences(found) == {"loss": 2.0, "top": None}
+    assert found.parts[0].metrics[1].undefined == ("", "the weights add up to 0")
+    values = {"root": "", "acts": (), "first": 1, "second": 2, "compared": [found]}
+    assert '<td><span title="the weights add up to 0">undefined</span></td>' in renderer().part("compared.html", values)
+
+
+def test_the_page_of_a_checkpoint_says_what_is_undefined_in_an_entry_and_in_its_slices(ledger: Ledger) -> None:
+    part = SliceScore(name="a=1", examples=4, metrics={"loss": 1.0}, undefined={"auc": "one class"})
+    score: dict[str, Any] = {"metrics": {"loss": 1.0}, "undefined": {"auc": "no <label>"}, "slices": (part,)}
+    entry = ledger.append(step=1, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, **score)
+    row = SimpleNamespace(state="available", reason="", written_at=None, step=1, scores=())
+    view = SimpleNamespace(row=row, digest="", exists=True, tables=(), life=(), entries=[entry])
+    page = renderer().part("life.html", {"root": "", "acts": (), "serving": None, "view": view})
+
+    assert '<th scope="col">auc</th>' in page
+    assert '<td><span title="no &lt;label&gt;">undefined</span></td>' in page
+    assert '<td><span title="one class">undefined</span></td>' in page
+    assert "<li>auc is undefined: no &lt;label&gt;</li>" in page

@@ -30,10 +30,11 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedMetric:
-    """One metric of two versions; None where a version has no value."""
+    """One metric of two versions; None where a version has no value, with the reason if it is undefined, else empty."""
 
     name: str
     values: tuple[float | None, float | None]
+    undefined: tuple[str, str]
     intervals: tuple[Interval | None, Interval | None]
     difference: Difference | None
 
@@ -201,6 +202,8 @@ class _Scored(Protocol):
     def metrics(self) -> Mapping[str, float]: ...
     @property
     def intervals(self) -> Mapping[str, _Bounds]: ...
+    @property
+    def undefined(self) -> Mapping[str, str]: ...
 
 
 def _part(
@@ -212,7 +215,7 @@ def _part(
     *,
     compared: Collection[str],
 ) -> ComparedPart:
-    metrics = dict.fromkeys([*first.metrics, *second.metrics])
+    metrics = dict.fromkeys(name for each in (first, second) for name in (*each.metrics, *each.undefined))
     return ComparedPart(
         name=name,
         examples=examples,
@@ -223,6 +226,7 @@ def _part(
                     first.metrics.get(metric),
                     second.metrics.get(metric),
                 ),
+                undefined=(first.undefined.get(metric, ""), second.undefined.get(metric, "")),
                 intervals=(_interval(first, metric), _interval(second, metric)),
                 difference=_difference(first, second, metric, differences) if metric in compared else None,
             )
