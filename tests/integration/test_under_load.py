@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -38,8 +38,12 @@ FULL = 3 * REPLICAS
 HELD_BACK = {"max_batch_size": FULL // REPLICAS, "max_queue_examples": FULL, "max_batch_delay_ms": 6_000.0}
 """A batch that is not full waits six seconds for more examples, so that a request can be caught in the queue."""
 
-WIDE = 200_000
-"""The features of an example of 0.8 MB."""
+WIDE = 1_000
+"""The features of an example of 4 kB."""
+LARGE = 262
+"""The examples of a request that fills a queue of 1 MiB, but for 576 bytes."""
+RESERVED_EACH = 3
+"""The examples of 4 kB of one caller that may wait beside a full queue of 1 MiB."""
 
 Run = Callable[..., RunningService]
 
@@ -179,26 +183,51 @@ async def test_a_full_queue_says_when_to_try_again(loaded: RunningService) -> No
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.usefixtures("front_end")
-async def test_requests_that_would_hold_too_much_memory_while_they_wait_are_refused(
+async def test_requests_that_would_hold_too_much_memory_while_they_wait_are_refused_and_small_ones_of_others_are_not(
     run_service: Run, chief: Chief
 ) -> None:
     chief.publish_other(10, step_model(10, width=WIDE))
-    service = run_service({}, {**HELD_BACK, "max_batch_delay_ms": 200_000.0, "max_queue_mib": 1})
+    queue = {"max_queue_mib": 1, "max_queue_examples": 2 * LARGE, "max_batch_size": 2 * LARGE}
+    service = run_service({}, {**queue, "max_batch_delay_ms": 200_000.0})
     service.wait_ready()
-    example = np.ones((1, WIDE), np.float32)
-    tensor = {"name": "x", "datatype": "FP32", "shape": [1, WIDE], "data": example.tolist()}
-    async with AsyncClient(service.grpc) as client, httpx.AsyncClient(base_url=f"http://{service.http}") as http:
-        waiting = asyncio.create_task(client.predict({"x": example}))
-        await until_waiting(service, rows=1)
+    large, small = ({"x": np.ones((examples, WIDE), np.float32)} for examples in (LARGE, 1))
+    own_connection = [("grpc.use_local_subchannel_pool", 1)]
+    async with (
+        AsyncClient(service.grpc) as greedy,
+        AsyncClient(service.grpc, options=own_connection) as honest,
+        httpx.AsyncClient(base_url=f"http://{service.http}", timeout=60) as http,
+        asyncio.TaskGroup() as calls,
+    ):
+        waiting: list[asyncio.Task[Any]] = [calls.create_task(greedy.predict(large))]
+        await until_waiting(service, rows=LARGE)
         with pytest.raises(OverloadedError, match="the 1048576 of --max-queue-mib") as caught:
-            await client.predict({"x": example})
-        (outcome,) = [each async for each in client.predict_many([{"x": example}])]
-        refused = await http.post("/v2/models/model/infer", json={"inputs": [tensor]})
-        waiting.cancel()
+            await greedy.predict(large)
+        (outcome,) = [each async for each in greedy.predict_many([large])]
+        refused = await http.post("/v2/models/model/infer", json=rest_body(large["x"]))
+        waiting += [calls.create_task(greedy.predict(small)) for _ in range(RESERVED_EACH)]
+        await until_waiting(service, rows=LARGE + RESERVED_EACH)
+        with pytest.raises(OverloadedError, match="--max-queue-mib"):
+            await greedy.predict(small)
+        waiting += [
+            calls.create_task(honest.predict(small)),
+            calls.create_task(all_of(honest.predict_many([small]))),
+            calls.create_task(http.post("/v2/models/model/infer", json=rest_body(small["x"]))),
+        ]
+        await until_waiting(service, rows=LARGE + RESERVED_EACH + 3)
+        for call in waiting:
+            call.cancel()
     assert (caught.value.retry_after_seconds or 0) > 0
     assert isinstance(outcome, OverloadedError)
     assert (refused.status_code, "--max-queue-mib" in refused.text) == (429, True)
-    assert service.metric("understudy_rejected_total", reason="queue_full") == 3
+    assert service.metric("understudy_rejected_total", reason="queue_full") == 4
+
+
+def rest_body(x: np.ndarray) -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": x.shape, "data": x.ravel().tolist()}]}
+
+
+async def all_of(outcomes: AsyncIterator[Any]) -> list[Any]:
+    return [each async for each in outcomes]
 
 
 def test_devices_that_do_not_exist_keep_the_service_from_starting(run_service: Run) -> None:

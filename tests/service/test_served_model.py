@@ -65,6 +65,7 @@ class EngineAlone:
         *,
         version: Any,
         deadline: Any,
+        caller: Any,
         dispatch: bool,
     ) -> None:
         counting = cast("ResultSink[Any]", Counting(sink, self.deliveries))
@@ -75,6 +76,7 @@ class EngineAlone:
             deadline=deadline,
             token=token,
             sink=counting,
+            caller=caller,
             dispatch=dispatch,
         )
 

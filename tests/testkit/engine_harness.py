@@ -90,10 +90,11 @@ class EngineHarness:
         return self.handles[-1]
 
     def predict(
-        self, *values: float, key: Any = 1, deadline: float | None = None, width: int = 1
+        self, *values: float, key: Any = 1, deadline: float | None = None, width: int = 1, caller: str = ""
     ) -> Future[Prediction]:
         rows = np.repeat(np.array(values, np.float32)[:, None], width, axis=1)
-        return predict_on(self.engine, {"x": rows}, borrow=self.borrow, key=key, deadline=deadline)
+        inputs = {"x": rows}
+        return predict_on(self.engine, inputs, borrow=self.borrow, key=key, deadline=deadline, caller=lambda: caller)
 
     def submit(self, value: float) -> Future[Prediction]:
         """Queue one example without waking the device."""

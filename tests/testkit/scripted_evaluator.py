@@ -87,13 +87,14 @@ class ScriptedEvaluator:
         return cast("Evaluator", self)
 
     def predict_for(self, token: asyncio.Future[Prediction], sink: Any, inputs: Any, **asked: Any) -> None:
-        del sink, asked["dispatch"]
+        del sink, asked["caller"], asked["dispatch"]
         self.asked = {"inputs": inputs, **asked}
         if self.refusals:
             raise self.refusals.pop(0)
         self.predictions.put_nowait(token)
 
-    def check_admission(self, deadline: float | None) -> None:
+    def check_admission(self, deadline: float | None, *, caller: Any) -> None:
+        del caller
         self.admission_deadline = deadline
         if self.admission_refusals:
             raise self.admission_refusals.pop(0)

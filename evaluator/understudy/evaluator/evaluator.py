@@ -21,6 +21,7 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import (
     ArrayForm,
     Arrays,
+    CallerKey,
     EvaluationRecord,
     FutureSink,
     MetricSpec,
@@ -30,6 +31,7 @@ from understudy.evaluator.types import (
     ResultSink,
     ServingChange,
     Version,
+    this_process,
 )
 
 if TYPE_CHECKING:
@@ -113,6 +115,7 @@ class Evaluator(EvaluatorState):
         *,
         version: Version = "serving",
         deadline: float | None = None,
+        caller: CallerKey = this_process,
         dispatch: bool = True,
     ) -> None:
         """Run one loaded version on inputs ``[examples, ...]`` by name, merged into batches with other requests.
@@ -124,6 +127,7 @@ class Evaluator(EvaluatorState):
             inputs: Every input by name. Do not change them until the outcome is delivered.
             version: The version to run.
             deadline: When the answer is no longer wanted.
+            caller: Who asks. If the queue is full, those that have little waiting are still admitted.
             dispatch: Whether to run the request at once if the devices are idle. If False, call `dispatch` soon, so
                 that requests that arrive together share a batch.
 
@@ -151,15 +155,16 @@ class Evaluator(EvaluatorState):
             deadline=deadline,
             token=token,
             sink=sink,
+            caller=caller,
             dispatch=dispatch,
         )
 
-    def check_admission(self, deadline: float | None) -> None:
+    def check_admission(self, deadline: float | None, *, caller: CallerKey) -> None:
         """Raise as `predict_for` does for overload, the deadline or shutdown, independent of the request.
 
         An admission check before the request is parsed.
         """
-        (self._open or self._started_components()).engine.check_admission(deadline)
+        (self._open or self._started_components()).engine.check_admission(deadline, caller=caller)
 
     def check_forms(self, forms: Mapping[str, ArrayForm], *, version: Version = "serving") -> None:
         """Raise as `predict_for` does for the names, dtypes and shapes of the inputs, the version, and overload.

@@ -176,13 +176,17 @@ class EvaluatorSettings:
         },
     )
     max_queue_examples: int = field(
-        default=4096, metadata={"help": "Examples that may wait for a device.", "metavar": "EXAMPLES"}
+        default=4096,
+        metadata={
+            "help": "Examples that may wait for a device, and an eighth more of callers that have few waiting.",
+            "metavar": "EXAMPLES",
+        },
     )
     max_queue_mib: int = field(
         default=1024,
         metadata={
-            "help": "The most memory that the inputs of predictions may hold while they wait for a device, in MiB; a "
-            "request that waits alone may hold more.",
+            "help": "The most memory that the inputs of predictions may hold while they wait for a device, in MiB, and "
+            "an eighth more of callers that have little waiting; a request that waits alone may hold more.",
             "metavar": "MIB",
         },
     )

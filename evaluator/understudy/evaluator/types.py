@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -334,6 +334,15 @@ class ServingChange:
 
 
 Outcome = Prediction | Exception
+
+
+CallerKey = Callable[[], Hashable]
+"""Returns what tells a caller from others. It is called only if the queue is full, in the thread of the call."""
+
+
+def this_process() -> Hashable:
+    """Return the key of all calls from within this process."""
+    return "this process"
 
 
 class ResultSink(Protocol[_Token_contra]):

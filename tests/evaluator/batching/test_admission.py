@@ -43,9 +43,9 @@ def test_requests_that_would_hold_too_much_memory_are_refused_with_the_wait() ->
         harness.occupy()
         large = harness.predict(1.0, width=500)
         with pytest.raises(
-            OverloadedError, match="hold 2000 bytes, and 4 more would exceed the 1000 of --max-queue-mib"
+            OverloadedError, match="hold 2000 bytes, and 80 more would exceed the 1000 of --max-queue-mib"
         ):
-            harness.predict(2.0)
+            harness.predict(2.0, width=20)
         assert harness.observer.reasons == ["queue_full"]
         harness.go()
         large.result(TIMEOUT)

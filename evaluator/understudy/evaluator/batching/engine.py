@@ -19,6 +19,7 @@ from understudy.evaluator.batching.request_queue import (
     BatchScheduler,
     Borrow,
     LatencyEstimator,
+    PredictQueue,
     PredictRequest,
     Refusal,
     is_dead,
@@ -27,10 +28,15 @@ from understudy.evaluator.batching.request_queue import (
 )
 from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError
 from understudy.evaluator.observer import Observer
-from understudy.evaluator.types import Arrays, DeviceListener, ResultSink
+from understudy.evaluator.types import Arrays, CallerKey, DeviceListener, ResultSink, this_process
 
 _SECONDS_BETWEEN_SWEEPS = 0.05
 _Token = TypeVar("_Token")
+
+
+def _newcomer() -> Hashable:
+    """Return the key of a caller that has nothing waiting."""
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +45,10 @@ class EngineSettings:
 
     Attributes:
         max_batch_size: The maximum number of examples of one batch. A larger request is a separate batch.
-        max_queue_examples: The maximum number of queued examples, for Predict and for Evaluate each.
-        max_queue_bytes: The most bytes that the inputs of queued Predict requests may take; one that waits alone may
-            have more.
+        max_queue_examples: The maximum number of queued examples, for Predict and for Evaluate each. For Predict there
+            is an eighth more, for callers that have little waiting; see `Reserve`.
+        max_queue_bytes: The most bytes that the inputs of queued Predict requests may take, with an eighth more as
+            above; one that waits alone may have more.
         max_batch_delay_seconds: How long the oldest request may wait for more requests to fill its batch.
         gathering_seconds: How long an idle device waits for as many requests as there were before: those of the last
             batch, and those that waited when it was done. A lone request after a lone request does not wait.
@@ -98,7 +105,7 @@ class Engine:
         self._settings = settings
         self._observer = observer
         self._latency = LatencyEstimator(settings.max_batch_size, settings.concurrent_batches)
-        self._admission = Admission(settings.max_queue_examples, settings.max_queue_bytes, self._latency)
+        self._admission = Admission(settings.max_queue_examples, self._latency)
         self._swept_at = -math.inf
         self._judge = InlineJudge()
         health = DeviceHealth(settings.max_device_failures, on_device_state)
@@ -106,7 +113,8 @@ class Engine:
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._beside = threading.Condition(lock)
-        self._scheduler = BatchScheduler(settings.max_batch_size)
+        queue = PredictQueue(settings.max_queue_examples, settings.max_queue_bytes)
+        self._scheduler = BatchScheduler(settings.max_batch_size, queue)
         self._last_requests = 0
         self._first_is_brief = False
         self._closing = False
@@ -152,6 +160,7 @@ class Engine:
         deadline: float | None,
         token: _Token,
         sink: ResultSink[_Token],
+        caller: CallerKey = this_process,
         dispatch: bool = True,
     ) -> None:
         """Queue examples to predict.
@@ -164,6 +173,7 @@ class Engine:
             deadline: When the answer is no longer wanted.
             token: Opaque token that identifies the caller.
             sink: Receives the outcome, together with those of the other requests of the batch with the same sink.
+            caller: Who asks. If the queue is full, those that have little waiting are still admitted.
             dispatch: Whether to wake an idle device. If False, call `dispatch` soon.
 
         Raises:
@@ -186,11 +196,13 @@ class Engine:
         dead: Sequence[PredictRequest] = ()
         try:
             with self._changed:
-                refusal = self._predict_refusal(request.examples, request.size, deadline)
+                refusal = self._predict_refusal(request.examples, request.size, deadline, caller)
                 if refusal is not None and self._may_clear(refusal):
                     dead = self._sweep()
-                    refusal = self._predict_refusal(request.examples, request.size, deadline)
+                    refusal = self._predict_refusal(request.examples, request.size, deadline, caller)
                 raise_refusal(refusal, self._observer)
+                if self._scheduler.predicts.is_full_for(request.examples, request.size):
+                    request.reserved_by = caller()
                 self._scheduler.predicts.append(request)
                 if dispatch:
                     self._wake()
@@ -199,9 +211,12 @@ class Engine:
             for unwanted in dead:
                 self._runner.begin(unwanted)
 
-    def check_admission(self, deadline: float | None, *, examples: int = 1) -> None:
-        """Raise as `submit` does for overload, the deadline, the size or shutdown, before the request exists."""
-        refusal = self._predict_refusal(examples, 0, deadline)
+    def check_admission(self, deadline: float | None, *, examples: int = 1, caller: CallerKey = _newcomer) -> None:
+        """Raise as `submit` does for overload, the deadline, the size or shutdown, before the request exists.
+
+        Without ``caller``, it may be one that has nothing waiting.
+        """
+        refusal = self._predict_refusal(examples, 0, deadline, caller)
         if refusal is not None and not self._may_clear(refusal):
             raise_refusal(refusal, self._observer)
 
@@ -246,8 +261,8 @@ class Engine:
         self._evaluations.join()
         self._thread.join(timeout_seconds)
 
-    def _predict_refusal(self, examples: int, size: int, deadline: float | None) -> Refusal | None:
-        return self._admission.predict(examples, size, deadline, queue=self._scheduler.predicts)
+    def _predict_refusal(self, examples: int, size: int, deadline: float | None, caller: CallerKey) -> Refusal | None:
+        return self._admission.predict(examples, size, deadline, caller=caller, queue=self._scheduler.predicts)
 
     def _may_clear(self, refusal: Refusal) -> bool:
         """Whether there may be room without the cancelled and expired requests."""

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from understudy.evaluator.batching.reserve import Reserve
 from understudy.evaluator.evaluator_errors import (
     DeadlineExceededError,
     DrainingError,
@@ -19,7 +20,7 @@ from understudy.evaluator.evaluator_errors import (
     OverloadedError,
 )
 from understudy.evaluator.observer import Observer
-from understudy.evaluator.types import Array, Arrays, ResultSink
+from understudy.evaluator.types import Array, Arrays, CallerKey, ResultSink
 
 MAX_PREDICTS_BEFORE_EVALUATE = 8
 """After this many Predict batches in a row, a waiting Evaluate batch runs."""
@@ -72,6 +73,8 @@ class PredictRequest:
     sink: ResultSink[Any]
     size: int
     """The bytes of the inputs; see `size_of`."""
+    reserved_by: Hashable = None
+    """The caller on whose account it waits in the reserve; None if it does not."""
 
     def begin(self) -> bool:
         """Mark it as running; return False if it was cancelled."""
@@ -148,13 +151,23 @@ def late(request: Request) -> DeadlineExceededError:
 class PredictQueue:
     """Requests by group, each group in the order of arrival. Not thread-safe.
 
+    Args:
+        max_examples: The maximum number of queued examples, besides those in the reserve.
+        max_bytes: The most bytes of their inputs, besides those in the reserve.
+
     Attributes:
-        examples: The number of queued examples.
-        size: The bytes of their inputs.
+        examples: The number of queued examples, with those in the reserve.
+        max_bytes: See the argument.
+        max_examples: See the argument.
+        reserve: The room beside the queue.
+        size: The bytes of the inputs of all queued examples.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_examples: int, max_bytes: int) -> None:
         self._groups: OrderedDict[Hashable, deque[PredictRequest]] = OrderedDict()
+        self.max_examples = max_examples
+        self.max_bytes = max_bytes
+        self.reserve = Reserve(max_examples, max_bytes)
         self.examples = 0
         self.size = 0
 
@@ -169,11 +182,21 @@ class PredictQueue:
         """The number of queued requests."""
         return sum(map(len, self._groups.values()))
 
+    def is_full_for(self, examples: int, size: int) -> bool:
+        """Whether examples with inputs of this many bytes fit at best into the reserve; False if nothing else waits."""
+        if self.examples + examples <= self.max_examples and self.size + size <= self.max_bytes:
+            return False
+        reserve = self.reserve
+        waiting, held = self.examples - reserve.examples, self.size - reserve.size
+        return waiting > 0 and (waiting + examples > self.max_examples or held + size > self.max_bytes)
+
     def append(self, request: PredictRequest) -> None:
         """Append a request to its group."""
         self._groups.setdefault(request.group, deque()).append(request)
         self.examples += request.examples
         self.size += request.size
+        if request.reserved_by is not None:
+            self.reserve.add(request.reserved_by, request.examples, request.size)
 
     def oldest(self) -> PredictRequest:
         """Return the request that has waited longest; its group is next."""
@@ -197,8 +220,7 @@ class PredictQueue:
         if not waiting:
             del self._groups[batch[0].group]
         for request in batch:
-            self.examples -= request.examples
-            self.size -= request.size
+            self._discount(request)
         return batch
 
     def next_batch(self, max_batch_size: int) -> list[PredictRequest]:
@@ -219,14 +241,20 @@ class PredictQueue:
         """Remove and return the requests for which ``unwanted`` is true."""
         everything = list(self)
         self._groups.clear()
-        self.examples = self.size = 0
         removed = []
         for request in everything:
+            self._discount(request)
             if unwanted(request):
                 removed.append(request)
             else:
                 self.append(request)
         return removed
+
+    def _discount(self, request: PredictRequest) -> None:
+        self.examples -= request.examples
+        self.size -= request.size
+        if request.reserved_by is not None:
+            self.reserve.remove(request.reserved_by, request.examples, request.size)
 
 
 class BatchScheduler:
@@ -234,16 +262,17 @@ class BatchScheduler:
 
     Args:
         max_batch_size: The maximum number of examples of one Predict batch.
+        predicts: The queue of the Predict requests.
 
     Attributes:
         max_batch_size: See the argument. It may be changed.
-        predicts: The queued Predict requests.
+        predicts: See the argument.
         evaluates: The queued batches of evaluations, in the order of arrival.
     """
 
-    def __init__(self, max_batch_size: int) -> None:
+    def __init__(self, max_batch_size: int, predicts: PredictQueue) -> None:
         self.max_batch_size = max_batch_size
-        self.predicts = PredictQueue()
+        self.predicts = predicts
         self.evaluates: deque[EvaluateRequest] = deque()
         self._predicts_in_a_row = 0
 
@@ -345,14 +374,12 @@ class Admission:
     """Decides whether a request may be queued. Thread-safe.
 
     Args:
-        max_queue_examples: The maximum number of queued examples, of each operation.
-        max_queue_bytes: The most bytes that the inputs of queued Predict requests may take.
+        max_queue_examples: The maximum number of queued examples of evaluations.
         latency: Estimates the latency of batches.
     """
 
-    def __init__(self, max_queue_examples: int, max_queue_bytes: int, latency: LatencyEstimator) -> None:
+    def __init__(self, max_queue_examples: int, latency: LatencyEstimator) -> None:
         self._max_queue_examples = max_queue_examples
-        self._max_queue_bytes = max_queue_bytes
         self._latency = latency
         self._closing = False
 
@@ -360,13 +387,16 @@ class Admission:
         """Refuse all requests from now on."""
         self._closing = True
 
-    def predict(self, examples: int, size: int, deadline: float | None, *, queue: PredictQueue) -> Refusal | None:
+    def predict(
+        self, examples: int, size: int, deadline: float | None, *, caller: CallerKey, queue: PredictQueue
+    ) -> Refusal | None:
         """Return why a Predict request is refused, or None. One that waits alone may have any size.
 
         Args:
             examples: Its number of examples.
             size: The bytes of its inputs.
             deadline: On the `time.monotonic` clock, in seconds; None if there is none.
+            caller: Who sends it, for the reserve of a full queue.
             queue: The requests that will be computed before it.
 
         Returns:
@@ -374,16 +404,20 @@ class Admission:
             DeadlineExceededError if the deadline has passed, and OverloadedError if the queue is full or the deadline
             is likely to pass first.
         """
-        if examples > self._max_queue_examples:
-            accepted = f"at most {self._max_queue_examples} are accepted: split it"
+        if examples > queue.max_examples:
+            accepted = f"at most {queue.max_examples} are accepted: split it"
             return Refusal("invalid", InvalidInputError(f"got {examples} examples in one request; {accepted}"))
-        waiting = queue.examples
-        refusal = self._check(examples, deadline, waiting=waiting, examples_ahead=waiting)
-        if refusal is None and waiting and queue.size + size > self._max_queue_bytes:
-            held = f"waiting requests hold {queue.size} bytes, and {size} more would exceed"
-            message = f"{held} the {self._max_queue_bytes} of --max-queue-mib; try again shortly"
-            return Refusal("queue_full", self._overloaded(message, waiting))
-        return refusal
+        refusal = self._check(deadline, examples_ahead=queue.examples)
+        if refusal is not None or not queue.is_full_for(examples, size):
+            return refusal
+        if queue.reserve.admits(caller(), examples, size):
+            return None
+        if queue.examples + examples > queue.max_examples:
+            return self._full(
+                f"{queue.examples} examples are waiting and at most {queue.max_examples} may", queue.examples
+            )
+        held = f"waiting requests hold {queue.size} bytes, and {size} more would exceed"
+        return self._full(f"{held} the {queue.max_bytes} of --max-queue-mib", queue.examples)
 
     def evaluate(self, examples: int, deadline: float | None, *, waiting: int) -> Refusal | None:
         """Return why a batch of an evaluation is refused, or None; as `predict`, but of any size and without estimate.
@@ -393,18 +427,16 @@ class Admission:
             deadline: On the `time.monotonic` clock, in seconds; None if there is none.
             waiting: The number of queued examples of evaluations.
         """
-        return self._check(examples, deadline, waiting=waiting, examples_ahead=0)
+        refusal = self._check(deadline, examples_ahead=0)
+        if refusal is None and waiting and waiting + examples > self._max_queue_examples:
+            return self._full(f"{waiting} examples are waiting and at most {self._max_queue_examples} may", waiting)
+        return refusal
 
-    def _check(self, examples: int, deadline: float | None, *, waiting: int, examples_ahead: int) -> Refusal | None:
+    def _check(self, deadline: float | None, *, examples_ahead: int) -> Refusal | None:
         if self._closing:
             error = DrainingError("the evaluator is shutting down and takes no new work; ask another one")
             return Refusal("draining", error)
-        if deadline is not None and (refusal := self._unmeetable(deadline, examples_ahead)) is not None:
-            return refusal
-        if waiting and waiting + examples > self._max_queue_examples:
-            message = f"{waiting} examples are waiting and at most {self._max_queue_examples} may; try again shortly"
-            return Refusal("queue_full", self._overloaded(message, waiting))
-        return None
+        return None if deadline is None else self._unmeetable(deadline, examples_ahead)
 
     def _unmeetable(self, deadline: float, examples_ahead: int) -> Refusal | None:
         left = deadline - time.monotonic()
@@ -420,6 +452,7 @@ class Admission:
         )
         return Refusal("unmeetable", error)
 
-    def _overloaded(self, message: str, waiting: int) -> OverloadedError:
-        retry_after = self._latency.estimate(waiting)
-        return OverloadedError(message, retry_after_seconds=retry_after) if retry_after else OverloadedError(message)
+    def _full(self, why: str, waiting: int) -> Refusal:
+        message, retry_after = f"{why}; try again shortly", self._latency.estimate(waiting)
+        error = OverloadedError(message, retry_after_seconds=retry_after) if retry_after else OverloadedError(message)
+        return Refusal("queue_full", error)

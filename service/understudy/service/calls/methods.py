@@ -93,6 +93,10 @@ class CallContext:
         """The address of the caller, as the transport writes it; empty outside of a server."""
         return ""
 
+    def caller_key(self) -> str:
+        """Return what tells the caller from others: its name, else the address and the port of its connection."""
+        return self.peer if self.caller is None else self.caller.name
+
 
 @dataclass(frozen=True, kw_only=True)
 class CoalescingOptions:

@@ -184,7 +184,7 @@ class InferenceHandler:
 
     def check_admission(self, call: CallContext) -> None:
         """Refuse a prediction before it is parsed, if the refusal is certain; see `Evaluator.check_admission`."""
-        self._model.evaluator.check_admission(call.deadline)
+        self._model.evaluator.check_admission(call.deadline, caller=call.caller_key)
 
     def check_model(self, name: str) -> None:
         """Raise UnknownModelError unless this is the model's name."""

@@ -76,7 +76,15 @@ class Predictor:
             self._sink = EventLoopSink(asyncio.get_running_loop())
         inputs = _without_surroundings(inputs)
         future = self._sink.new_future() if call.trace is None else call.trace.new_future(self._sink.loop)
-        self._evaluator.predict_for(future, self._sink, inputs, version=version, deadline=deadline, dispatch=False)
+        self._evaluator.predict_for(
+            future,
+            self._sink,
+            inputs,
+            version=version,
+            deadline=deadline,
+            caller=call.caller_key,
+            dispatch=False,
+        )
         self._requests += 1
         self._examples += len(next(iter(inputs.values())))
         if self._requests == 1:
@@ -186,7 +194,7 @@ class PredictionHandler:
 
     def check_admission(self, call: CallContext) -> None:
         """Refuse a prediction before it is parsed, if the refusal is certain; see `Evaluator.check_admission`."""
-        self._model.evaluator.check_admission(call.deadline)
+        self._model.evaluator.check_admission(call.deadline, caller=call.caller_key)
 
     def _begin_next(self, request: PredictRequest, call: CallContext) -> asyncio.Future[Prediction]:
         self.check_admission(call)  # each message of a stream is a request

@@ -150,7 +150,7 @@ class TfServingHandler:
 
     def check_admission(self, call: CallContext) -> None:
         """Refuse a prediction before it is parsed, if the refusal is certain; see `Evaluator.check_admission`."""
-        self._model.evaluator.check_admission(call.deadline)
+        self._model.evaluator.check_admission(call.deadline, caller=call.caller_key)
 
     async def get_model_metadata(
         self, request: get_model_metadata_pb2.GetModelMetadataRequest, call: CallContext
