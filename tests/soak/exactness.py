@@ -268,13 +268,15 @@ def _try_parts(chapter: Chapter, rng: np.random.Generator, batches: Sequence[Row
             held = [group == int(name[-2]) if name else np.ones_like(group) for group in groups]
             drawn = [each * own for each, own in zip(np.split(counts, ends[:-1]), held, strict=True)]
             parts.append((f"resample {number}{name}", metrics, drawn))
-    for name, metrics, counts_of in parts:
+    for name, found_there, counts_of in parts:
         taken = exactness.chosen(batches, counts_of)
-        if not taken or not metrics:
+        if not taken or not found_there:
             continue
         everything = step_on_one_device(chapter.model, taken)
+        undefined = exactness.undefined_in(found_there, everything)
+        metrics = {metric: value for metric, value in found_there.items() if metric not in undefined}
         expected = {metric: everything[metric] for metric in metrics}
-        apart = exactness.deviation_of_part(metrics, expected)
+        apart = exactness.deviation(metrics, expected)
         tally.parts += 1
         tally.weighted_parts += len(batches[0]) > len(_UNWEIGHTED)
         tally.parted_models[chapter.name] = tally.parted_models.get(chapter.name, 0) + 1

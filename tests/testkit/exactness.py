@@ -116,13 +116,18 @@ def deviation(result: Mapping[str, float], expected: Mapping[str, float]) -> flo
 
 
 def deviation_of_part(values: Mapping[str, float], expected: Mapping[str, float]) -> float:
-    """Return the same for a slice or resample; an undefined metric is absent or NaN there, where Keras gives 0."""
-    undefined = {
+    """Return the same for a slice or resample, without the metrics that are undefined there: absent, or NaN."""
+    undefined = undefined_in(values, expected)
+    return deviation(*({name: each for name, each in of.items() if name not in undefined} for of in (values, expected)))
+
+
+def undefined_in(values: Mapping[str, float], expected: Mapping[str, float]) -> set[str]:
+    """Return the metrics that are absent or NaN in a slice or resample, and 0 or NaN according to Keras."""
+    return {
         name
         for name, of_keras in expected.items()
         if math.isnan(values.get(name, math.nan)) and (of_keras == 0 or math.isnan(of_keras))
     }
-    return deviation(*({name: each for name, each in of.items() if name not in undefined} for of in (values, expected)))
 
 
 def rounding_of_states(model: Any) -> dict[str, float]:
