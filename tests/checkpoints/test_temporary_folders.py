@@ -28,7 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def abandoned(folder: Path) -> Path:
-    """Make what a killed process leaves: a folder with a lock that nobody holds."""
+    """Make what a killed process leaves: a folder with a lock that no process holds."""
     (folder / "model" / "variables").mkdir(parents=True)
     (folder / "model" / "variables" / "data").write_bytes(b"weights")
     (folder / LOCK_FILE).touch()

@@ -134,7 +134,7 @@ def _is_at(descriptor: int, path: Path | str, *, folder: int | None = None) -> b
 
 
 def _deleted_if_abandoned(path: Path) -> bool:
-    """Delete a folder if nobody holds its lock; return whether it was deleted."""
+    """Delete a folder if no process holds its lock; return whether it was deleted."""
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(_opened(path, os.O_DIRECTORY))
