@@ -71,6 +71,15 @@ def test_a_setting_with_too_many_values_is_left_out_with_their_number(monkeypatc
     assert "slice 'place' is left out: it has 500 values, and at most 100 are scored" in note
 
 
+def test_a_name_that_two_settings_give_is_one_slice_and_a_note_says_so() -> None:
+    options = BreakdownOptions(slices=parse_slices(["place:100", "place:100,200"]), resamples=20)
+    found = break_down(options, batches=3)
+    names = ["place<100", "place>=100", "place=[100,200)", "place>=200"]
+    assert [(part.name, part.examples) for part in found.slices] == list(zip(names, [100, 400, 100, 300], strict=True))
+    assert found.notes == ("slice 'place<100' of 'place:100,200' is left out: 'place:100' has one of this name",)
+    assert {name.partition("[")[2] for name in found.resampled} == {"", *(f"{name}]" for name in names)}
+
+
 def test_resamples_that_need_too_much_memory_are_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_MEMORY", 2**20)
     found = break_down(BreakdownOptions(slices=parse_slices(["half"]), resamples=500), batches=4)

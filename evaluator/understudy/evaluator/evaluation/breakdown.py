@@ -276,7 +276,7 @@ class Breakdown:
             for part, of_part in found.resampled.items()
         }
         least = self._options.slice_min_examples
-        slices = list(self._all_slices())
+        slices = self._named_slices()
         scored = [
             SliceScore(
                 name=part.name,
@@ -294,18 +294,29 @@ class Breakdown:
             for part, examples in slices
             if examples < least
         ]
-        left_out = {part.name for part in skipped}
+        kept = {WHOLE, *(part for part, examples in slices if examples >= least)}
         return BrokenDown(
             intervals=intervals.get(WHOLE, {}),
             slices=(*scored, *skipped),
             resampled={
                 f"{metric}[{part.name}]" if part.name else metric: values.astype(np.float32)
                 for part, of_part in found.resampled.items()
-                if part.name not in left_out
+                if part in kept
                 for metric, values in of_part.items()
             },
             notes=(*self._notes, *self._undefined_resamples(found, WHOLE)),
         )
+
+    def _named_slices(self) -> list[tuple[Part, int]]:
+        """Return the slices with the numbers of their examples, each name once: gates and comparisons go by it."""
+        named: dict[str, tuple[Part, int]] = {}
+        for part, examples in self._all_slices():
+            first, _ = named.setdefault(part.name, (part, examples))
+            if first != part:
+                self._note(
+                    f"slice {part.name!r} of {part.setting!r} is left out: {first.setting!r} has one of this name"
+                )
+        return list(named.values())
 
     def _undefined_resamples(self, found: PartMetrics, part: Part) -> tuple[str, ...]:
         """Return a sentence about each metric of a part that is undefined in more than a few resamples."""
