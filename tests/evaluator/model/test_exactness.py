@@ -143,7 +143,7 @@ def test_slices_and_resamples_score_as_their_examples_alone(
     missing = expected.keys() - part.metrics.keys() - part.undefined.keys()
     assert missing <= ({"spread", "loss"} if weighted else {"spread"}), found.notes
     scored = {metric: expected[metric] for metric in part.metrics}
-    assert exactness.deviation_of_part(part.metrics, scored) <= exactness.ROUNDING, (part.metrics, scored)
+    assert exactness.deviation(part.metrics, scored) <= exactness.ROUNDING, (part.metrics, scored)
     draws = np.split(draw(SEED, 20, 0, sum(sizes))[0], np.cumsum(sizes)[:-1])
     expected = sample_models.evaluate_on_one_device(model, exactness.chosen(batches, draws))
     resampled = {metric: float(found.resampled[metric][0]) for metric in part.metrics}
