@@ -119,7 +119,7 @@ def test_a_file_exchanged_before_the_load_is_not_loaded(run_service: Run, tmp_pa
     other = tmp_path / "other.keras"
     step_model(9).save(other)
 
-    chief.publish(2, damage=lambda model: shutil.copyfile(other, model))
+    chief.publish_damaged(2, lambda model: shutil.copyfile(other, model))
 
     reason = reason_of(service, 2)
     assert "SHA-256" in reason or "bytes, its manifest says" in reason

@@ -362,7 +362,7 @@ def test_a_checkpoint_has_one_trace_from_its_commit_to_its_replacement(
 def test_a_checkpoint_that_cannot_be_scored_is_an_error_with_its_reason(
     run_service: Run, chief: Chief, dataset_file: Path
 ) -> None:
-    chief.publish(STEP, damage=lambda file: file.write_bytes(file.read_bytes()[:-10]))
+    chief.publish_damaged(STEP, lambda file: file.write_bytes(file.read_bytes()[:-10]))
     with otlp_receiver() as receiver:
         run_service(
             {"tracing": True, "tracing_endpoint": receiver.url, "eval_data": {"test": dataset_file}},

@@ -255,7 +255,7 @@ def test_a_damaged_checkpoint_is_told_and_the_serving_version_keeps_serving(run_
     service = run_service(evaluator={"load_attempts": 1})
     service.wait_ready()
     client = service.client()
-    chief.publish(6, damage=lambda model: model.write_bytes(model.read_bytes()[:1000]))
+    chief.publish_damaged(6, lambda model: model.write_bytes(model.read_bytes()[:1000]))
     until(lambda: any(version.step == 6 and version.error for version in client.status().versions))
     assert client.predict(ones(1)).step == 5
     assert service.metric("understudy_checkpoint_loads_total", outcome="failed") >= 1

@@ -42,16 +42,28 @@ class Chief:
     """Publishes checkpoints into a run folder, as a trainer does."""
 
     def __init__(self, run: Path, *, keep: int = 100, signer: Signer | None = None) -> None:
+        self._path = run
         self._run = RunDir(run)
+        self._signer = signer
         self._publisher = CheckpointPublisher(self._run, keep=keep, signer=signer)
         self._model = step_model(0)
         self._signature = signature_of(self._model)
 
-    def publish(self, step: int, *, damage: Callable[[Path], object] = lambda _: None) -> None:
-        """Publish one checkpoint, and damage its model file afterwards."""
+    def publish(self, step: int) -> None:
+        """Publish one checkpoint."""
         self._model.layers[-1].set_weights([np.full((WIDTH, OUTPUTS), step / WIDTH, np.float32)])
         self._publish(step, self._model, self._signature)
-        damage(self._run.checkpoint(step) / MODEL_FILE)
+
+    def publish_damaged(self, step: int, damage: Callable[[Path], object]) -> None:
+        """Publish one checkpoint whose model file was changed after its manifest was written.
+
+        It is damaged beside the run folder: a service that runs sees it only damaged.
+        """
+        beside = Chief(self._path.with_name(f"{self._path.name}-damaged"), signer=self._signer)
+        beside.publish(step)
+        folder = beside._run.checkpoint(step)
+        damage(folder / MODEL_FILE)
+        folder.rename(self._run.checkpoint(step))
 
     def publish_other(self, step: int, model: Any) -> None:
         """Publish one checkpoint of another model."""
