@@ -7,15 +7,24 @@ from pathlib import Path
 import pytest
 from protocols.conftest import ROOT
 
-from testkit.served import Pair
+from testkit.front_ends import FRONT_ENDS
+from testkit.preloading import preloaded
+from testkit.served import Pair, plain_model, publish, serving
+from testkit.values import PLAIN, PLAIN_STEPS
 
 REQUESTS = 400
 
 
+@pytest.fixture
+def soak_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the modules of the soak importable."""
+    monkeypatch.syspath_prepend(ROOT)
+
+
+@pytest.mark.usefixtures("soak_modules")
 def test_no_request_and_no_attack_makes_the_server_fail(
     served: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(ROOT)
     from soak import attacks
     from soak.fuzz import Fuzzer
     from soak.honest_caller import HonestCaller
@@ -31,3 +40,14 @@ def test_no_request_and_no_attack_makes_the_server_fail(
     assert {*attacks.ATTACKS, "fuzz"} <= set(honest.waits)
     assert sum(fuzzer.answers.values()) == REQUESTS
     assert {answer.split()[0] for answer in fuzzer.answers} == fuzzer.endpoint_names
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+@pytest.mark.usefixtures("soak_modules")
+def test_no_version_is_held_back_or_stands_for_other_weights(front_end: str, tmp_path: Path) -> None:
+    """On a server of its own, as other steps are serving afterwards."""
+    from soak.attacks_on_versions import ATTACKS
+
+    publish(tmp_path, {step: plain_model(step) for step in PLAIN_STEPS})
+    with serving(tmp_path, PLAIN, "--frontend", front_end, environ=preloaded()) as served:
+        assert [fault for attack in ATTACKS.values() for fault in attack(served)] == []

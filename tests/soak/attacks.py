@@ -27,6 +27,7 @@ import psutil
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+from soak import attacks_on_versions
 from soak.fuzz import Fuzzer
 from soak.honest_caller import HonestCaller, quantiles
 from soak.trial import Trial
@@ -326,7 +327,10 @@ def _http_connection(served: Served, stack: ExitStack) -> socket.socket:
     return stack.enter_context(connection)
 
 
-ATTACKS: Final[Mapping[str, Callable[[Served], Iterator[str]]]] = {
+Attack = Callable[["Served"], Iterator[str]]
+"""Yields what the server should not have answered or done."""
+
+ATTACKS: Final[Mapping[str, Attack]] = {
     attack.__name__: attack
     for attack in (
         costly_requests,
@@ -342,9 +346,10 @@ ATTACKS: Final[Mapping[str, Callable[[Served], Iterator[str]]]] = {
         many_calls,
         watches,
         open_pages,
+        attacks_on_versions.imitated_requests,
     )
 }
-"""Each yields what the server should not have answered."""
+"""Those that leave what is serving as it is."""
 
 
 def run(trial: Trial) -> None:
@@ -377,8 +382,9 @@ def session(folder: Path, front_end: str, seed: int, numbers: range, *, tls: boo
         Fuzzer(pair, seed) as fuzzer,
         HonestCaller(pair.plain) as honest,
     ):
-        seen = attacked(pair, fuzzer, honest, numbers, folder)
-    waits = {phase: honest.waits[phase] for phase in (*ATTACKS, "fuzz") if honest.waits[phase]}
+        attacks = {**ATTACKS, **attacks_on_versions.ATTACKS}
+        seen = attacked(pair, fuzzer, honest, numbers, folder, attacks=attacks)
+    waits = {phase: honest.waits[phase] for phase in (*attacks, "fuzz") if honest.waits[phase]}
     harmless = {phase: honest.waits["alone"] + honest.waits[_HARMLESS + phase] for phase in waits}
     longer = {phase: round(max(found) - max(harmless[phase]), 3) for phase, found in waits.items()}
     return {
@@ -396,7 +402,15 @@ def session(folder: Path, front_end: str, seed: int, numbers: range, *, tls: boo
     }
 
 
-def attacked(pair: Pair, fuzzer: Fuzzer, honest: HonestCaller, numbers: range, folder: Path) -> dict[str, Any]:
+def attacked(
+    pair: Pair,
+    fuzzer: Fuzzer,
+    honest: HonestCaller,
+    numbers: range,
+    folder: Path,
+    *,
+    attacks: Mapping[str, Attack] = ATTACKS,
+) -> dict[str, Any]:
     """Attack servers by turns with the honest caller alone; return what was seen."""
     turn = max(TURN, len(numbers) // TURNS)
     fuzzer.knock(numbers[:turn])
@@ -405,7 +419,7 @@ def attacked(pair: Pair, fuzzer: Fuzzer, honest: HonestCaller, numbers: range, f
     turns = range(turn, len(numbers), turn)
     with _memory_of(pair) as memory:
         for number in range(ROUNDS):
-            for name, attack in ATTACKS.items():
+            for name, attack in attacks.items():
                 with _beside(honest, name, pair.plain):
                     faults += attack(pair.plain)
             for start in turns[number::ROUNDS]:

@@ -46,12 +46,14 @@ class Served:
         grpc: The address of the gRPC port.
         http: The address of the HTTP port.
         pid: The process.
+        run: The run folder, or the folder of checkpoints.
         credentials: Those for TLS; None without TLS.
     """
 
     grpc: str
     http: str
     pid: int
+    run: Path
     credentials: Credentials | None = None
 
     def channel(self) -> Any:
@@ -181,7 +183,7 @@ def serving(
     watchdog = threading.Timer(START_SECONDS, process.kill)
     watchdog.start()
     try:
-        served = replace(_ready(process), credentials=credentials)
+        served = replace(_ready(process, run), credentials=credentials)
         watchdog.cancel()
         yield served
         assert process.poll() is None, "the server has ended"
@@ -198,11 +200,11 @@ def _homes(home: Path | None) -> dict[str, str]:
     return {} if home is None else dict.fromkeys(("HOME", "TMPDIR"), str(home))
 
 
-def _ready(process: subprocess.Popen[str]) -> Served:
+def _ready(process: subprocess.Popen[str], run: Path) -> Served:
     assert process.stdout is not None
     for line in process.stdout:
         if match := re.match(r"READY grpc=(\S+) http=(\S+) step=\d+$", line):
-            return Served(grpc=match[1], http=match[2], pid=process.pid)
+            return Served(grpc=match[1], http=match[2], pid=process.pid, run=run)
     raise AssertionError("the server ended before it was ready")
 
 
