@@ -31,6 +31,7 @@ from soak import attacks_on_versions
 from soak.fuzz import Fuzzer
 from soak.honest_caller import HonestCaller, quantiles
 from soak.trial import Trial
+from understudy.checkpoints.locks import LOCK_FILE
 
 if TYPE_CHECKING:
     from testkit.served import Pair, Served
@@ -383,6 +384,7 @@ def session(folder: Path, front_end: str, seed: int, numbers: range, *, tls: boo
         HonestCaller(pair.plain) as honest,
     ):
         attacks = {**ATTACKS, **attacks_on_versions.ATTACKS}
+        early = _load_some_versions(pair.plain)
         seen = attacked(pair, fuzzer, honest, numbers, folder, attacks=attacks)
     waits = {phase: honest.waits[phase] for phase in (*attacks, "fuzz") if honest.waits[phase]}
     harmless = {phase: honest.waits["alone"] + honest.waits[_HARMLESS + phase] for phase in waits}
@@ -392,6 +394,7 @@ def session(folder: Path, front_end: str, seed: int, numbers: range, *, tls: boo
         "tls": tls,
         "messages": len(numbers),
         **seen,
+        "faults": [*early, *seen["faults"]],
         "honest_failures": honest.failures[:10],
         "waits_ms": {
             phase: quantiles(found)
@@ -400,6 +403,11 @@ def session(folder: Path, front_end: str, seed: int, numbers: range, *, tls: boo
         },
         "longer_seconds": {phase: value for phase, value in longer.items() if value > MAX_LONGER_SECONDS},
     }
+
+
+def _load_some_versions(served: Served) -> list[str]:
+    """Have new versions loaded, as what the first few leave in memory is no attacker's doing; return the faults."""
+    return [fault for _ in range(ROUNDS) for attack in attacks_on_versions.ATTACKS.values() for fault in attack(served)]
 
 
 def attacked(
@@ -503,8 +511,12 @@ def _score(served: Served) -> dict[str, float]:
 
 
 def _files(folder: Path) -> set[str]:
-    """Return the files of the servers, with sizes and times, but for those of their states."""
-    files = (file for file in folder.rglob("*") if file.is_file() and "evaluator" not in file.parts)
+    """Return the files of the servers, with sizes and times, but for their states and the lock of the publisher."""
+    files = (
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and "evaluator" not in file.parts and file.name != LOCK_FILE
+    )
     return {f"{file.relative_to(folder)} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files}
 
 
