@@ -19,9 +19,10 @@ from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.observer import LoadOutcome, SilentObserver
 from understudy.evaluator.records.life_log import LifeLog
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
+from understudy.evaluator.serving.quarantine import Quarantine
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
-from understudy.evaluator.serving.version_monitor import Quarantine, VersionStateMonitor
+from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.types import Array, ArrayForm, Arrays, MetricSpec, VersionStatus
 
 WAIT_SECONDS = 60.0

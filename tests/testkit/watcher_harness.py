@@ -17,15 +17,16 @@ from understudy.evaluator.records.outbox import Outbox, Subscription
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.records.result_files import ResultFiles
 from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.serving.backlog import Backlog
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.gates import Gate, build_gate, further_dataset
-from understudy.evaluator.serving.promotion import BestFile, PinFile, Ranking, parse_monitor
+from understudy.evaluator.serving.promotion import BestFile, PinFile
+from understudy.evaluator.serving.ranking import Ranking, parse_monitor
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.serving_history import ServingHistory
-from understudy.evaluator.serving.version_monitor import Backlog
 from understudy.evaluator.settings import EvaluationPolicy, EvaluatorSettings, VersionPolicy
 from understudy.evaluator.types import Array, CheckpointInfo, EvaluationOutcome, EvaluationResult
 
@@ -68,7 +69,7 @@ class WatcherHarness:
             observer=SilentObserver(),
             listener=lambda record: self.ranking.observe([record]),
         )
-        self.backlog = Backlog(policy)
+        self.backlog = Backlog()
         self.controller = ServingController(
             policy=serve,
             store=lifecycle.store,
@@ -116,10 +117,18 @@ class WatcherHarness:
 
     def reconcile(self) -> None:
         """Look once, and wait for what that put under way."""
-        self.watcher._reconcile()
+        self.look()
         promoting = self.controller._under_way
         if promoting is not None:
             promoting.exception(WAIT_SECONDS)
+
+    def look(self) -> None:
+        self.watcher._reconcile()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the watcher has taken in everything that it found."""
+        return self.watcher._is_done
 
     def evaluate_next(self, loss: float) -> int:
         """Score what the backlog gives out."""

@@ -15,7 +15,7 @@ from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import Outbox
 from understudy.evaluator.serving.checkpoint_store import open_leased
 from understudy.evaluator.serving.decision_file import OnDecision, ServingDecision
-from understudy.evaluator.serving.promotion import Monitor
+from understudy.evaluator.serving.ranking import Monitor
 from understudy.evaluator.serving.rollout_file import RunningRollout
 from understudy.evaluator.serving.rollout_health import ServerReport
 from understudy.evaluator.serving.servable import ModelSlot, Servable

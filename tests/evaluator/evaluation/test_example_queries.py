@@ -275,7 +275,7 @@ def test_tables_are_removed_with_their_entries(tmp_path: Path) -> None:
     harness = Harness(tmp_path, keep=2)
     for step in range(1, 6):
         harness.record(step, content())
-    harness.recorder.remove_old(protected=[1])
+    harness.recorder.remove_old(protected=lambda: [1])
     kept = {record.sequence for record in harness.ledger.page(after_sequence=0, limit=10)}
     assert 1 in kept
     assert len(kept) < 5

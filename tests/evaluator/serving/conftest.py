@@ -35,8 +35,8 @@ def lifecycle(make_lifecycle: Callable[..., TextLifecycle]) -> TextLifecycle:
 def make_harness(tmp_path: Path) -> Iterator[Callable[..., WatcherHarness]]:
     harnesses: list[WatcherHarness] = []
 
-    def make(**options: object) -> WatcherHarness:
-        harnesses.append(WatcherHarness(tmp_path, **options))  # type: ignore[arg-type] # passed through
+    def make(folder: Path = tmp_path, **options: object) -> WatcherHarness:
+        harnesses.append(WatcherHarness(folder, **options))  # type: ignore[arg-type] # passed through
         return harnesses[-1]
 
     yield make

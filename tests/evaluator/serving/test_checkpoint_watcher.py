@@ -75,6 +75,22 @@ def test_the_latest_policy_passes_over_what_waits_but_not_what_is_being_evaluate
     assert harness.evaluate_next(loss=1.0) == 3
 
 
+def test_the_latest_policy_passes_over_what_is_older_than_the_checkpoint_being_evaluated(
+    make_harness: Callable[..., WatcherHarness],
+) -> None:
+    harness = make_harness(policy="latest")
+    harness.lifecycle.publish(5)
+    harness.reconcile()
+    being_evaluated = harness.backlog.next()
+    harness.lifecycle.publish(3, 4)
+    harness.reconcile()
+
+    assert being_evaluated is not None
+    assert being_evaluated.step == 5
+    assert harness.entries() == [(3, SKIPPED), (4, SKIPPED)]
+    assert len(harness.backlog) == 1
+
+
 class Reading:
     """Counts what is read of checkpoints."""
 
@@ -277,6 +293,21 @@ def test_a_checkpoint_that_goes_while_in_quarantine_is_recorded_with_both_reason
     assert harness.entries() == [(1, FAILED)]
     reason = harness.ledger.page()[0].reason
     assert "was deleted before it could be evaluated; before that: " in reason
+
+
+def test_a_retry_that_nothing_needs_any_more_does_not_keep_it_looking(harness: WatcherHarness) -> None:
+    harness.lifecycle.publish(1, 2)
+    (harness.lifecycle.run.checkpoint(1) / "model.keras").write_text("too short")
+    harness.reconcile()
+    assert harness.watcher._pause_seconds(failures=0) == 1.0
+    shutil.rmtree(harness.lifecycle.run.checkpoint(1))
+    harness.lifecycle.clock.now += 2
+    harness.reconcile()
+
+    assert harness.entries() == [(1, FAILED)]
+    harness.lifecycle.clock.now += 60
+    harness.reconcile()
+    assert harness.watcher._pause_seconds(failures=0) == 3600, "the poll interval"
 
 
 def test_a_damaged_checkpoint_that_is_held_is_given_up_with_the_reason_also_after_its_deletion(

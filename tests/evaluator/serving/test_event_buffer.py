@@ -15,7 +15,7 @@ from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import Outbox, Subscription
 from understudy.evaluator.serving import event_buffer
 from understudy.evaluator.serving.event_buffer import EventBuffer
-from understudy.evaluator.serving.version_monitor import Failure
+from understudy.evaluator.serving.quarantine import Failure
 from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")

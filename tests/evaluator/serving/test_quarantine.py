@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from understudy.evaluator.observer import Milestone, SilentObserver
 from understudy.evaluator.records.life_log import LifeLog
-from understudy.evaluator.serving.version_monitor import Backlog, Failure, Quarantine, VersionStateMonitor
+from understudy.evaluator.serving.quarantine import Failure, Quarantine
+from understudy.evaluator.serving.version_monitor import VersionStateMonitor
+from understudy.evaluator.step_changes import ChangedSteps, StepChanges
 from understudy.evaluator.types import CheckpointInfo
+
+A, B = (1, "a"), (2, "b")
 
 
 class Clock:
@@ -19,8 +24,8 @@ class Clock:
 def test_whoever_never_failed_is_admitted() -> None:
     quarantine = Quarantine(attempts=3, retry_seconds=1, clock=Clock())
 
-    assert quarantine.admits("a")
-    assert quarantine.failure("a") is None
+    assert quarantine.admits(A)
+    assert quarantine.failure(A) is None
     assert quarantine.seconds_to_next_retry() is None
 
 
@@ -28,57 +33,71 @@ def test_the_wait_doubles_until_it_is_given_up() -> None:
     clock = Clock()
     quarantine = Quarantine(attempts=3, retry_seconds=1, clock=clock)
 
-    assert quarantine.add("a", "torn") == Failure(reason="torn", attempts=1, retry_at=101.0)
-    assert not quarantine.admits("a")
+    assert quarantine.add(A, "torn") == Failure(reason="torn", attempts=1, retry_at=101.0)
+    assert not quarantine.admits(A)
     assert quarantine.seconds_to_next_retry() == 1.0
     clock.now = 101.0
-    assert quarantine.admits("a")
-    assert quarantine.add("a", "torn").retry_at == 103.0
+    assert quarantine.admits(A)
+    assert quarantine.add(A, "torn").retry_at == 103.0
     clock.now = 103.0
-    assert quarantine.add("a", "still torn") == Failure(reason="still torn", attempts=3, retry_at=None)
+    assert quarantine.add(A, "still torn") == Failure(reason="still torn", attempts=3, retry_at=None)
     clock.now = 1e9
-    assert not quarantine.admits("a")
+    assert not quarantine.admits(A)
     assert quarantine.seconds_to_next_retry() is None
 
 
 def test_the_permanent_are_given_up_at_once() -> None:
     quarantine = Quarantine(attempts=3, retry_seconds=1, clock=Clock())
 
-    assert quarantine.add("a", "gone", permanent=True).given_up
-    assert quarantine.admits("b")
+    assert quarantine.add(A, "gone", permanent=True).given_up
+    assert quarantine.admits(B)
 
 
 def test_a_success_clears_the_record() -> None:
     quarantine = Quarantine(attempts=3, retry_seconds=1, clock=Clock())
-    quarantine.add("a", "torn")
+    quarantine.add(A, "torn")
 
-    quarantine.clear("a")
+    quarantine.clear(A)
 
-    assert quarantine.admits("a")
+    assert quarantine.admits(A)
+
+
+def test_of_a_retry_that_is_due_is_told_once() -> None:
+    clock = Clock()
+    quarantine = Quarantine(attempts=3, retry_seconds=1, clock=clock)
+    changed = ChangedSteps(quarantine.changes)
+    quarantine.add(A, "torn")
+    quarantine.add(B, "gone", permanent=True)
+    assert taken(changed) == [1, 2]
+    quarantine.note_due()
+    assert taken(changed) == []
+    clock.now += 1
+    assert quarantine.seconds_to_next_retry() == 0
+    quarantine.note_due()
+    quarantine.note_due()
+    assert taken(changed) == [1]
+    assert quarantine.seconds_to_next_retry() is None, "it may never be tried"
+    quarantine.clear(A)
+    assert taken(changed) == [1]
+
+
+def taken(changed: ChangedSteps) -> list[int]:
+    with changed.read() as steps:
+        return steps
+
+
+def test_what_changed_stays_changed_if_it_could_not_be_taken_in() -> None:
+    changes = StepChanges()
+    changed = ChangedSteps(changes)
+    changes.note(3, 1)
+    with contextlib.suppress(OSError), changed.read():
+        changes.note(2)
+        raise OSError("the disk is full")
+    assert taken(changed) == [1, 2, 3]
 
 
 def _info(step: int) -> CheckpointInfo:
     return CheckpointInfo(step=step, created_at=float(step), digest=str(step), final=False)
-
-
-def test_the_latest_policy_skips_what_is_older_than_the_checkpoint_being_evaluated() -> None:
-    # The watcher may run out of time while it records the skipped ones; it offers those again that it did not record.
-    backlog = Backlog("latest")
-    assert backlog.offer([_info(30), _info(40), _info(50)]) == [_info(30), _info(40)]
-    assert backlog.next() == _info(50)
-    assert backlog.offer([_info(40), _info(50)]) == [_info(40)]
-    backlog.finished()
-    assert backlog.offer([_info(60)]) == []
-    assert backlog.next() == _info(60)
-
-
-def test_the_latest_policy_keeps_what_is_newer_than_the_checkpoint_being_evaluated() -> None:
-    backlog = Backlog("latest")
-    backlog.offer([_info(10)])
-    assert backlog.next() == _info(10)
-    assert backlog.offer([_info(10), _info(20), _info(30)]) == [_info(20)]
-    backlog.finished()
-    assert backlog.next() == _info(30)
 
 
 class Milestones(SilentObserver):
@@ -105,13 +124,3 @@ def test_how_long_a_checkpoint_took_is_told_once_unless_it_was_there_before() ->
 
     life.close()
     assert observer.told == [("scored", 20.0), ("served", 20.0), ("scored", 0.0)]
-
-
-def test_the_checkpoint_that_is_being_evaluated_counts_as_waiting() -> None:
-    backlog = Backlog("every")
-    backlog.offer([_info(1), _info(2)])
-    assert len(backlog) == 2
-    backlog.next()
-    assert len(backlog) == 2
-    backlog.finished()
-    assert len(backlog) == 1

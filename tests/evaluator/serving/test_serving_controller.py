@@ -14,7 +14,8 @@ from understudy.evaluator.evaluator_errors import (
     StorageError,
     VersionNotFoundError,
 )
-from understudy.evaluator.serving.promotion import PIN_FILE, PinFile, Ranking
+from understudy.evaluator.serving.promotion import PIN_FILE, PinFile
+from understudy.evaluator.serving.ranking import Ranking
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.serving_history import ServingHistory

@@ -16,7 +16,7 @@ from understudy.evaluator.evaluation.slices import check_columns, parse_slices
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.model.devices import DeviceSettings
 from understudy.evaluator.serving.gates import Gate, build_gate, further_dataset
-from understudy.evaluator.serving.promotion import Monitor, parse_monitor
+from understudy.evaluator.serving.ranking import Monitor, parse_monitor
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.tuning.choice import FoundSettings, Threads
 from understudy.evaluator.tuning.trial import TrialRequest

@@ -40,12 +40,13 @@ from understudy.evaluator.evaluation.on_demand import OnDemandEvaluations
 from understudy.evaluator.evaluation.shadow_comparer import ShadowComparer
 from understudy.evaluator.model.devices import build_strategy, user_name
 from understudy.evaluator.rollout_plan import ShadowPlan
+from understudy.evaluator.serving.backlog import Backlog
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
-from understudy.evaluator.serving.version_monitor import Backlog, VersionStateMonitor
+from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.sharding.cluster_scoring import ClusterScoring
 from understudy.evaluator.types import DeviceListener
@@ -111,7 +112,7 @@ def start_components(
     _close_serving(stack, serving, on_demand, remaining_seconds)
     controller = build_controller(inputs, plan, records, known, manager=serving.manager, wake=wake)
     promotions.tell(known, records.events, controller, serving, on_promoted)
-    backlog = Backlog(settings.evaluation_policy)
+    backlog = Backlog()
     worker = _worker(settings, on_cluster, records, known, manager=serving.manager, backlog=backlog, on_progress=wake)
     wake.watcher = watcher = build_watcher(
         settings, plan, records, known, manager=serving.manager, controller=controller, backlog=backlog

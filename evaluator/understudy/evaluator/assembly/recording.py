@@ -17,7 +17,7 @@ from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.records.result_files import ResultFiles, TableFiles
 from understudy.evaluator.records.summaries import Summaries
 from understudy.evaluator.serving.event_buffer import EventBuffer
-from understudy.evaluator.serving.promotion import Ranking
+from understudy.evaluator.serving.ranking import Ranking
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 SUMMARIES_DIR = "tensorboard"

@@ -20,6 +20,7 @@ from understudy.evaluator.model.devices import has_gpu
 from understudy.evaluator.model.loaders import BuildModel, loader_for
 from understudy.evaluator.model.reclaiming import reclaim_memory
 from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.serving.backlog import Backlog
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile, FollowedDecision
@@ -28,11 +29,12 @@ from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.gates import Gate
 from understudy.evaluator.serving.promotion import BestFile, PinFile
+from understudy.evaluator.serving.quarantine import Quarantine
 from understudy.evaluator.serving.rollout import Rollout, open_rollout
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.serving_history import ServingHistory
-from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
+from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE, EvaluatorSettings
 from understudy.evaluator.tuning.choice import FoundSettings, Threads
 from understudy.evaluator.tuning.self_tuner import TUNING_SETTLING_SECONDS, SelfTuner, TunedModel

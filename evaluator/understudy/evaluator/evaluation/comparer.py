@@ -34,7 +34,7 @@ from understudy.evaluator.evaluator_errors import (
     VersionNotFoundError,
 )
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
-from understudy.evaluator.serving.promotion import LOSS
+from understudy.evaluator.serving.ranking import LOSS
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec, Progress

@@ -22,9 +22,10 @@ from understudy.evaluator.evaluator_errors import (
     exhausted_resource,
 )
 from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.serving.backlog import Backlog
+from understudy.evaluator.serving.quarantine import Quarantine
 from understudy.evaluator.serving.servable import Handle, Servable
 from understudy.evaluator.serving.servable_manager import ServableManager
-from understudy.evaluator.serving.version_monitor import Backlog, Quarantine
 from understudy.evaluator.threads import join
 from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord
 

@@ -14,6 +14,7 @@ from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recovery import Recovery
 from understudy.evaluator.records.result_files import ResultFiles, TableFiles
 from understudy.evaluator.records.summaries import Summaries
+from understudy.evaluator.step_changes import StepChanges
 from understudy.evaluator.types import (
     WHOLE_CHECKPOINT,
     Arrays,
@@ -49,6 +50,9 @@ class Recorder:
         on_written: Called with each new entry once all files are written; must be quick and must not raise.
         keep: How many entries `remove_old` keeps; None for all.
         tables: Files for the tables of evaluations; None if there never are any.
+
+    Attributes:
+        changes: Tells of the steps that have a new entry, or are to be scored on one more dataset.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Recorder:
         self._recorded = ledger.identities()
         self._contents = ledger.contents()
         self._requested: dict[CheckpointKey, dict[str, EvaluationDataset]] = {}
+        self.changes = StepChanges()
 
     def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:
         """Return the datasets without a final record for a checkpoint, in the order of scoring."""
@@ -94,6 +99,7 @@ class Recorder:
         requested = self._requested.setdefault((step, digest), {})
         with self._lock:
             self._requested[step, digest] = {**requested, dataset.name: dataset}
+        self.changes.note(step)
         return dataset.name in {remaining.name for remaining in self.remaining(step, digest)}
 
     def is_requested(self, step: int, digest: str) -> bool:
@@ -264,6 +270,7 @@ class Recorder:
             if tables is not None:
                 self._write_tables(record, tables)
             self._recorded.add((record.step, record.checkpoint_digest, record.dataset, entry["dataset_digest"]))
+            self.changes.note(record.step)
             if record.outcome is EvaluationOutcome.SCORED:
                 self._contents[record.dataset] = (record.dataset_digest, record.sequence)
             self._tell(record, new=record.sequence > before)
@@ -285,13 +292,13 @@ class Recorder:
         """
         return self._ledger.steps()
 
-    def remove_old(self, protected: Collection[int]) -> None:
+    def remove_old(self, protected: Callable[[], Collection[int]]) -> None:
         """Remove the oldest entries of the ledger beyond the number to keep, if there are new ones. For one thread.
 
         Their tables are removed, too. Result files and summaries stay.
 
         Args:
-            protected: The steps whose entries stay.
+            protected: Returns the steps whose entries stay. Called only if entries may be removed.
 
         Raises:
             LedgerError: The ledger cannot be written.
@@ -299,7 +306,7 @@ class Recorder:
         newest = self._ledger.last_sequence
         if self._keep is None or newest - self._removed_up_to < max(1, self._keep // _REMOVALS):
             return
-        removed = self._ledger.remove_oldest(keep=self._keep, protected=protected)
+        removed = self._ledger.remove_oldest(keep=self._keep, protected=protected())
         self._removed_up_to = newest
         if removed:
             _log.info("%d old evaluations removed from the ledger", removed)

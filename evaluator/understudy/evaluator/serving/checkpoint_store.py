@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Self
+
+from sortedcontainers import SortedDict, SortedSet
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError, CheckpointGoneError, DamagedCheckpointError
 from understudy.checkpoints.detached import INNER_NAME
@@ -18,6 +21,7 @@ from understudy.checkpoints.manifest import SIGNATURE_FILE
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, CheckpointSource
 from understudy.evaluator.evaluator_errors import VersionNotFoundError, available_steps
+from understudy.evaluator.step_changes import StepChanges
 from understudy.evaluator.types import CheckpointInfo
 
 _log = logging.getLogger(__name__)
@@ -47,6 +51,9 @@ class CheckpointStore:
         directory: The parent of the private folders, ``leases/``; created if missing.
         accepted: The keys of which one must have signed what an earlier process left; None if it need not be signed.
             The source itself checks what it fetches.
+
+    Attributes:
+        changes: Tells of the steps whose checkpoint appears, disappears, is replaced, or gets a private folder.
     """
 
     def __init__(self, source: CheckpointSource, directory: Path, *, accepted: AcceptedKeys | None = None) -> None:
@@ -54,12 +61,13 @@ class CheckpointStore:
         self._accepted = accepted
         self._directory = directory
         self._lock = threading.Lock()
-        self._items: dict[int, _Item] = {}
+        self._items: SortedDict[int, _Item] = SortedDict()
+        self.changes = StepChanges()
         directory.mkdir(parents=True, exist_ok=True)
         sweep(directory)
         steps = {parse_step(folder.name) for folder in directory.iterdir()}
         self._leftovers = {step for step in steps if step is not None}
-        self._strange_leftovers = set(self._leftovers)
+        self._strange_leftovers: SortedSet[int] = SortedSet(self._leftovers)
         self._polled: Sequence[Checkpoint] | None = None
 
     @property
@@ -67,10 +75,8 @@ class CheckpointStore:
         """Whether the last `refresh` found all checkpoints. If not, the next one finds more."""
         return self._source.is_complete and not self._strange_leftovers
 
-    def refresh(self, wanted: Collection[int] = ()) -> bool:
+    def refresh(self, wanted: Collection[int] = ()) -> None:
         """Poll the source for its current checkpoints, newest first. For one thread at a time.
-
-        Returns whether anything may have changed since the last call.
 
         Args:
             wanted: The steps to find first.
@@ -80,27 +86,30 @@ class CheckpointStore:
             OSError: The source could not be read.
         """
         polled = self._source.poll(wanted)
-        changed = polled is not self._polled or bool(self._strange_leftovers)
         if polled is not self._polled:
             self._take_in({checkpoint.step: checkpoint for checkpoint in polled})
             self._polled = polled
         self._adopt_leftovers(wanted)
-        return changed
 
     def _take_in(self, offered: Mapping[int, Checkpoint]) -> None:
+        changed = set()
         with self._lock:
             self._strange_leftovers -= offered.keys()
             for step, checkpoint in offered.items():
                 item = self._items.get(step)
                 if item is None or item.info.digest != checkpoint.digest:
                     self._items[step] = _Item(info=_info(checkpoint), offered=checkpoint)
-                else:
+                    changed.add(step)
+                elif item.offered is not checkpoint:
                     item.offered = checkpoint
-            for step in [step for step in self._items if step not in offered]:
+                    changed.add(step)
+            for step in [step for step, item in self._items.items() if item.offered and step not in offered]:
                 item = self._items[step]
                 item.offered = None
+                changed.add(step)
                 if not item.leases and step not in self._leftovers:
                     del self._items[step]
+        self.changes.note(*changed)
 
     def peek(self) -> object:
         """Return a value that differs from the last one if `refresh` may find something new. Cheap."""
@@ -109,7 +118,7 @@ class CheckpointStore:
     def checkpoints(self) -> list[CheckpointInfo]:
         """Return every checkpoint by ascending step."""
         with self._lock:
-            return [item.info for _, item in sorted(self._items.items())]
+            return [item.info for item in self._items.values()]
 
     def find(self, step: int) -> CheckpointInfo | None:
         """Describe one checkpoint, or return None if there is none of this step."""
@@ -137,11 +146,14 @@ class CheckpointStore:
         if item.info.key != info.key:
             raise CheckpointGoneError(f"step {info.step} was replaced by another checkpoint of this step")
         with item.lock:
+            is_new = item.checkpoint is None
             if item.checkpoint is None:
                 item.checkpoint = self._fetch(item)
             item.leases += 1
             with self._lock:
                 self._items.setdefault(info.step, item)  # A refresh may have dropped it during the fetch.
+        if is_new:
+            self.changes.note(info.step)
         return Lease(self, item, item.checkpoint)
 
     def is_dear(self, info: CheckpointInfo) -> bool:
@@ -175,6 +187,7 @@ class CheckpointStore:
             with item.lock:
                 if item.leases == 0 and self._is_current(item):
                     remove_folder(self._folder(item.info.step))
+        self.changes.note(*leftovers)
 
     def _verify(self, item: _Item) -> LocalCheckpoint:
         """Verify a leased checkpoint; fetch it again if it is damaged and the source still has it."""
@@ -201,6 +214,7 @@ class CheckpointStore:
             checkpoint, item.checkpoint = item.checkpoint, None
             if self._is_current(item):
                 checkpoint.release()
+        self.changes.note(item.info.step)
 
     def _is_current(self, item: _Item) -> bool:
         """Return whether the private folder of the step is still this item's; drop the item if it is obsolete."""
@@ -214,10 +228,10 @@ class CheckpointStore:
 
     def _item(self, step: int) -> _Item:
         with self._lock:
-            try:
-                return self._items[step]
-            except KeyError:
-                known = sorted(self._items)
+            item: _Item | None = self._items.get(step)
+            if item is not None:
+                return item
+            known = list(self._items)
         raise VersionNotFoundError(f"there is no checkpoint of step {step}; {available_steps(known, step)}")
 
     def _fetch(self, item: _Item) -> LocalCheckpoint:
@@ -236,14 +250,15 @@ class CheckpointStore:
         """Identify some folders of an earlier process, newest first, once the source is complete."""
         if not self._strange_leftovers or not (self._source.is_complete or self._newest_is_left_over()):
             return
-        newest_first = sorted(self._strange_leftovers, key=lambda step: (step not in wanted, -step))
-        for step in newest_first[:_ADOPTED_AT_ONCE]:
+        first = [step for step in wanted if step in self._strange_leftovers]
+        newest = itertools.islice(reversed(self._strange_leftovers), _ADOPTED_AT_ONCE)
+        for step in dict.fromkeys((*first, *newest)):
             self._strange_leftovers.discard(step)
             self._adopt(step)
 
     def _newest_is_left_over(self) -> bool:
         with self._lock:
-            return max(self._strange_leftovers) > max(self._items, default=-1)
+            return not self._items or self._strange_leftovers[-1] > self._items.peekitem()[0]
 
     def _adopt(self, step: int) -> None:
         folder = self._folder(step)
@@ -260,6 +275,7 @@ class CheckpointStore:
         info = CheckpointInfo(step=step, created_at=manifest.created_at, digest=manifest.digest, final=manifest.final)
         with self._lock:
             self._items.setdefault(step, _Item(info=info, offered=None))
+        self.changes.note(step)
 
 
 class Lease:

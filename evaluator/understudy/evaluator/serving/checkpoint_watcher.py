@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator
+
+from sortedcontainers import SortedSet
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.checkpoints.pauses import doubling_pause
 from understudy.evaluator.evaluator_errors import DrainingError, VersionNotFoundError, exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
-from understudy.evaluator.serving.checkpoint_store import CheckpointStore, Lease
+from understudy.evaluator.serving.backlog import Backlog
+from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.event_buffer import EventBuffer
-from understudy.evaluator.serving.promotion import BestFile, Ranking
+from understudy.evaluator.serving.promotion import BestFile
+from understudy.evaluator.serving.quarantine import Quarantine
+from understudy.evaluator.serving.ranking import Ranking
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
-from understudy.evaluator.serving.version_monitor import Backlog, Quarantine, VersionStateMonitor
+from understudy.evaluator.serving.unsettled import UnsettledCheckpoints
+from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.settings import EvaluationPolicy
+from understudy.evaluator.step_changes import ChangedSteps
 from understudy.evaluator.threads import join
 from understudy.evaluator.types import CheckpointInfo, CheckpointKey, EvaluationOutcome
 
@@ -36,10 +41,6 @@ _FIRST_LOAD_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 """How long one pass may lease or skip checkpoints before it polls for newer ones."""
 
-_NEXT_COPIES = 4
-_MOST_COPIES = 64
-"""The maximum number of leases that need a copy, besides the next checkpoints to evaluate."""
-
 _SUPERSEDED = "a newer checkpoint was published before this one was evaluated, and the policy is to evaluate the latest"
 
 
@@ -52,6 +53,7 @@ class CheckpointWatcher:
     checkpoint that waits long is leased only when its turn comes; if it is deleted before, that reason is recorded.
     Only the ledger decides what is settled, so a restart continues where the last process stopped.
 
+    A pass looks only at the checkpoints that changed since the last one, so it takes as long with many as with few.
     Files are hashed when they are loaded, or, under the policy ``latest``, before a checkpoint supersedes others.
 
     Args:
@@ -100,11 +102,15 @@ class CheckpointWatcher:
         self._events = events
         self._policy = policy
         self._poll_interval_seconds = poll_interval_seconds
-        self._unsettled: dict[CheckpointKey, CheckpointInfo] = {}
+        self._changed = ChangedSteps(store.changes, quarantine.changes, recorder.changes)
+        self._unsettled = UnsettledCheckpoints(store, quarantine)
         self._settled: set[CheckpointKey] = set()
         self._failed: set[CheckpointKey] = set()
-        self._leases: dict[CheckpointKey, Lease] = {}
+        self._to_fail: dict[CheckpointKey, CheckpointInfo] = {}
+        self._stored_steps = ranking.subset()
+        self._leased_steps = ranking.subset()
         self._new: list[CheckpointInfo] = []
+        self._all_steps: SortedSet[int] | None = None
         self._verified: set[CheckpointKey] = set()
         self._is_done = False
         self._caught_up_at = -math.inf
@@ -137,11 +143,10 @@ class CheckpointWatcher:
     def _run(self) -> None:
         failures = 0
         while not self._closing:
-            woken = self._woken.is_set()
             self._woken.clear()
             seen = self._store.peek()
             try:
-                self._reconcile(only_if_changed=failures == 0 and self._is_done and not woken)
+                self._reconcile()
                 self._events.flush()
                 failures = 0
             except DrainingError:
@@ -171,20 +176,16 @@ class CheckpointWatcher:
         retry = self._quarantine.seconds_to_next_retry()
         return self._poll_interval_seconds if retry is None else min(self._poll_interval_seconds, retry)
 
-    def _reconcile(self, *, only_if_changed: bool = False) -> None:
+    def _reconcile(self) -> None:
         began = time.monotonic()
         try:
-            changed = self._store.refresh(self._controller.wanted())
+            self._store.refresh(self._controller.wanted())
         except OSError:  # What was decided is carried out all the same, with what is known.
             self._controller.reconcile(all_known=False)
             raise
-        if only_if_changed and not changed and self._quarantine.seconds_to_next_retry() is None:
-            self._caught_up_at = -math.inf if self._unsettled else began
-            return
-        stored = self._store.checkpoints()
         all_known = self._store.is_complete
-        self._classify(stored)
-        self._acquire_leases(self._to_serve(stored))
+        self._look_again()
+        self._acquire_leases(self._to_serve())
         self._controller.reconcile(all_known=all_known)
         self._is_done = False
         if not all_known:
@@ -195,45 +196,62 @@ class CheckpointWatcher:
         if self._policy == "latest":
             self._verify_latest()
         self._is_done = self._acquire_leases(self._in_turn())
-        self._record_failures(stored)
+        self._look_again()
+        self._record_failures()
         self._controller.reconcile()
-        self._is_done &= self._record_skip(self._backlog.offer(self._evaluable()), _SUPERSEDED)
-        requested = {info.key for info in stored if self._recorder.is_requested(*info.key)}
-        self._release_leases({info.key for info in self._to_serve(stored)} | self._unsettled.keys() | requested)
-        if requested - self._unsettled.keys():
+        self._is_done &= self._fill_backlog()
+        if self._look_again():
             self.wake()  # to have them scored
+        self._release_leases()
         self._publish_best()
         if self._is_done:
             self._store.discard_leftovers()
-        self._caught_up_at = -math.inf if self._unsettled or requested else began
-        self._recorder.remove_old(self._remembered(stored))
+        self._caught_up_at = -math.inf if self._unsettled else began
+        self._recorder.remove_old(self._remembered)
 
-    def _remembered(self, stored: Iterable[CheckpointInfo]) -> set[int]:
+    def _remembered(self) -> set[int]:
         """Return the steps whose entries must stay: without them, a checkpoint would be evaluated again."""
-        steps = {info.step for info in stored} | {step for step, _ in self._unsettled | self._leases}
+        steps = {info.step for info in self._store.checkpoints()} | self._unsettled.steps()
         return steps | self._controller.wanted()
 
-    def _classify(self, stored: Iterable[CheckpointInfo]) -> None:
-        """Determine which checkpoints are unsettled."""
-        seen = []
-        for info in stored:
-            key = info.key
-            if key in self._settled and not self._recorder.is_requested(*key):
-                continue
-            if key in self._settled:
-                self._settled.discard(key)
-                self._unsettled[key] = info
-            if key not in self._unsettled:
-                self._version_monitor.discovered(info.step)
-                self._events.committed(info)
-                self._ranking.replaced(*key)
-                self._new.append(info)
-                self._unsettled[key] = info
-                seen.append(info)
-        self._version_monitor.seen(info for info in seen if self._is_open(info))
-        for info in list(self._unsettled.values()):
+    def _look_again(self) -> bool:
+        """Take in which checkpoints changed; return whether any is to be scored on one more dataset."""
+        self._quarantine.note_due()
+        new: list[CheckpointInfo] = []
+        is_requested = False
+        with self._changed.read() as steps:
+            for step in steps:
+                info = self._store.find(step)
+                self._stored_steps.include(step, is_member=info is not None)
+                if info is not None and info.key not in self._unsettled:
+                    if info.key not in self._settled:
+                        self._discover(info)
+                        new.append(info)
+                    elif self._recorder.is_requested(*info.key):
+                        self._settled.discard(info.key)
+                        self._unsettled.add(info)
+                        is_requested = True
+                self._look_at(step, info)
+        self._version_monitor.seen(info for info in new if self._is_open(info))
+        return is_requested
+
+    def _discover(self, info: CheckpointInfo) -> None:
+        self._version_monitor.discovered(info.step)
+        self._events.committed(info)
+        self._ranking.replaced(*info.key)
+        self._new.append(info)
+        self._unsettled.add(info)
+
+    def _look_at(self, step: int, stored: CheckpointInfo | None) -> None:
+        """Settle the checkpoints of a step that are scored, and note those that never will be."""
+        self._unsettled.look_again(step)
+        for info in self._unsettled.of_step(step):
             if not self._recorder.remaining(info.step, info.digest):
                 self._settle(info)
+            elif stored is None or info.key != stored.key or self._quarantine.is_given_up(info.key):
+                self._to_fail[info.key] = info
+        if stored is not None and not self._recorder.datasets and self._quarantine.is_given_up(stored.key):
+            self._to_fail[stored.key] = stored
 
     def _is_open(self, info: CheckpointInfo) -> bool:
         """Whether a checkpoint remains to be scored, or is never scored; else an earlier process saw it."""
@@ -244,23 +262,27 @@ class CheckpointWatcher:
 
         Returns False if the time was up before the last one.
         """
-        new, self._new = self._new, []
-        if not isinstance(self._policy, int):
-            return True
-        steps = sorted({*self._recorder.steps(), *(info.step for info in self._unsettled.values())})
-        places = {step: place for place, step in enumerate(steps)}
-        new = [info for info in new if info.key in self._unsettled]
-        left_out = [info for info in new if places[info.step] % self._policy and not info.final]
-        if self._record_skip(left_out, f"the policy is to evaluate one checkpoint in {self._policy}"):
-            return True
-        self._new = [info for info in new if info.key in self._unsettled]
-        return False
+        if isinstance(self._policy, int) and self._new:
+            steps = self._known_steps()
+            self._new = [info for info in self._new if info.key in self._unsettled]
+            left_out = [info for info in self._new if steps.index(info.step) % self._policy and not info.final]
+            if not self._record_skip(left_out, f"the policy is to evaluate one checkpoint in {self._policy}"):
+                return False
+        self._new = []
+        return True
+
+    def _known_steps(self) -> SortedSet[int]:
+        """Return all steps that have an entry in the ledger or are new."""
+        if self._all_steps is None:
+            self._all_steps = SortedSet(self._recorder.steps())
+        self._all_steps.update(info.step for info in self._new)
+        return self._all_steps
 
     def _settle(self, info: CheckpointInfo) -> None:
-        self._unsettled.pop(info.key, None)
+        self._unsettled.remove(info.key)
         self._settled.add(info.key)
 
-    def _to_serve(self, stored: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
+    def _to_serve(self) -> list[CheckpointInfo]:
         """Return the checkpoints to keep even when they are settled, in step order."""
         serving = self._manager.serving
         steps = {
@@ -270,58 +292,56 @@ class CheckpointWatcher:
             self._controller.target(),
             *self._controller.tried_steps(),
             *self._controller.returnable_steps(),
-            self._ranking.best(among={info.step for info in stored}),
+            self._stored_steps.best(),
         }
-        return [info for info in stored if info.step in steps]
+        found = (self._store.find(step) for step in sorted(step for step in steps if step is not None))
+        return [info for info in found if info is not None]
 
-    def _waiting(self) -> list[CheckpointInfo]:
-        """Return the unsettled checkpoints that may be tried now, in step order."""
-        admitted = (info for info in self._unsettled.values() if self._quarantine.admits(info.key))
-        return sorted(admitted, key=attrgetter("step"))
+    def _in_turn(self) -> Iterable[CheckpointInfo]:
+        """Return the unsettled checkpoints to lease, in this order; under the policy ``latest``, only the newest."""
+        if self._policy != "latest":
+            return self._unsettled.to_lease()
+        newest = self._unsettled.newest
+        return [] if newest is None else [newest]
 
-    def _in_turn(self) -> list[CheckpointInfo]:
-        """Return the unsettled checkpoints to lease, in this order.
+    def _fill_backlog(self) -> bool:
+        """Offer what may be evaluated; return False if the time was up before all others were skipped."""
+        if self._policy != "latest":
+            self._unsettled.offer(self._backlog)
+            return True
+        newest = self._unsettled.newest
+        is_whole = newest is not None and newest.key in self._verified
+        evaluating = self._backlog.replace([newest] if newest is not None and is_whole else [])
+        if newest is None or not is_whole:
+            return True
+        superseded = self._superseded(newest, evaluating)
+        return self._record_skip(superseded, _SUPERSEDED)
 
-        Under the policy ``latest``, this is the newest. Otherwise, if a lease is a link, these are all. If it is a
-        copy, these are the next ones to evaluate, and the newest while few are leased.
-        """
-        waiting = self._waiting()
-        if self._policy == "latest":
-            return waiting[-1:]
-        dear = [info for info in waiting if info.key not in self._leases and self._store.is_dear(info)]
-        if not dear:
-            return waiting
-        later = dear[_NEXT_COPIES:]
-        postponed = {info.key for info in later[: max(0, len(later) - max(0, _MOST_COPIES - len(self._leases)))]}
-        return [info for info in waiting if info.key not in postponed]
-
-    def _evaluable(self) -> list[CheckpointInfo]:
-        """Return the checkpoints for the backlog: the leased ones before the first that is still to be leased."""
-        waiting = self._waiting()
-        if self._policy == "latest":
-            return waiting if waiting and waiting[-1].key in self._verified else []
-        return list(itertools.takewhile(lambda info: info.key in self._leases, waiting))
+    def _superseded(self, newest: CheckpointInfo, evaluating: CheckpointInfo | None) -> Iterator[CheckpointInfo]:
+        step = newest.step if evaluating is None else max(newest.step, evaluating.step)
+        return (info for info in self._unsettled.in_order() if info != evaluating and info.step != step)
 
     def _acquire_leases(self, needed: Iterable[CheckpointInfo]) -> bool:
         """Lease checkpoints, in this order; return False if the time was up before the last one."""
         until = time.monotonic() + _LOOK_SECONDS
         for info in needed:
-            if info.key in self._leases or not self._quarantine.admits(info.key):
+            if self._unsettled.lease_of(info.key) is not None or not self._quarantine.admits(info.key):
                 continue
             if time.monotonic() > until:
                 return False
             try:
-                self._leases[info.key] = self._store.lease(info)
+                self._unsettled.acquire(info)
             except (CheckpointError, VersionNotFoundError, OSError) as error:
                 self._failed_to_lease(info, error)
+            else:
+                self._leased_steps.include(info.step, is_member=True)
         return True
 
     def _verify_latest(self) -> None:
         """Find the newest undamaged checkpoint: only such a checkpoint supersedes others."""
-        while waiting := self._waiting():
-            newest = waiting[-1]
+        while (newest := self._unsettled.newest) is not None:
             self._acquire_leases([newest])
-            lease = self._leases.get(newest.key)
+            lease = self._unsettled.lease_of(newest.key)
             if lease is None:
                 continue  # it is in quarantine now
             if newest.key in self._verified:
@@ -329,7 +349,7 @@ class CheckpointWatcher:
             try:
                 lease.verify()
             except (CheckpointError, OSError) as error:
-                self._leases.pop(newest.key).release()
+                self._release(newest.key)
                 self._failed_to_lease(newest, error)
             else:
                 self._verified = {newest.key}
@@ -338,27 +358,37 @@ class CheckpointWatcher:
     def _failed_to_lease(self, info: CheckpointInfo, error: Exception) -> None:
         note = self._version_monitor.postponed if exhausted_resource(error) else self._version_monitor.failed
         note(info, error, seconds=0.0)
+        self._unsettled.look_again(info.step)
 
-    def _release_leases(self, needed: Collection[CheckpointKey]) -> None:
-        for key in self._leases.keys() - needed:
-            self._leases.pop(key).release()
+    def _release_leases(self) -> None:
+        for key in self._unsettled.idle({info.key for info in self._to_serve()}):
+            if not self._recorder.is_requested(*key):
+                self._release(key)
 
-    def _record_failures(self, stored: Iterable[CheckpointInfo]) -> None:
+    def _release(self, key: CheckpointKey) -> None:
+        self._unsettled.release(key)
+        self._leased_steps.include(key[0], is_member=self._unsettled.is_leased(key[0]))
+
+    def _record_failures(self) -> None:
         """Record why abandoned or deleted checkpoints have no score."""
-        present = {info.key for info in stored}
-        for info in [*self._unsettled.values(), *self._unscored(stored)]:
-            failure = self._quarantine.failure(info.key)
-            if failure is not None and failure.given_up:
-                self._record_failure(info, failure.reason)
-            elif info.key not in present:
-                before = f"; before that: {failure.reason}" if failure else ""
-                self._record_failure(info, f"step {info.step} was deleted before it could be evaluated{before}")
+        for key, info in list(self._to_fail.items()):
+            if reason := self._why_failed(info):
+                self._record_failure(info, reason)
+            del self._to_fail[key]
 
-    def _unscored(self, stored: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
-        """Return the checkpoints that are settled only because there is no dataset to score them on."""
-        if self._recorder.datasets:
-            return []
-        return [info for info in stored if info.key not in self._failed]
+    def _why_failed(self, info: CheckpointInfo) -> str:
+        """Return why a checkpoint will not be scored; empty if it may be, or if that is recorded."""
+        is_unscored = not self._recorder.datasets and info.key not in self._failed
+        if not (info.key in self._unsettled or is_unscored):
+            return ""
+        failure = self._quarantine.failure(info.key)
+        if failure is not None and failure.given_up:
+            return failure.reason
+        stored = self._store.find(info.step)
+        if stored is not None and stored.key == info.key:
+            return ""
+        before = f"; before that: {failure.reason}" if failure else ""
+        return f"step {info.step} was deleted before it could be evaluated{before}"
 
     def _record_failure(self, info: CheckpointInfo, reason: str) -> None:
         self._recorder.record_reason(info.step, info.digest, EvaluationOutcome.FAILED, reason)
@@ -381,7 +411,7 @@ class CheckpointWatcher:
         self._controller.tell_evaluator()
 
     def _publish_best(self) -> None:
-        best = self._ranking.best(among={step for step, _ in self._leases})
+        best = self._leased_steps.best()
         value = None if best is None else self._ranking.value(best)
         if best is not None and value is not None:
             self._best_file.publish(best, value)

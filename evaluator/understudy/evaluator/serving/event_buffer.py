@@ -13,7 +13,7 @@ from functools import partial
 from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.records.events import Event, EventType, json_values
 from understudy.evaluator.records.ledger import Announcement, LastServed, Ledger
-from understudy.evaluator.serving.version_monitor import Failure
+from understudy.evaluator.serving.quarantine import Failure
 from understudy.evaluator.types import CheckpointInfo
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import numpy as np
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.gates import ACCEPTED, PERCENT, REFUSED, RESOLUTION, UNDECIDED, Condition
-from understudy.evaluator.serving.promotion import LOSS, Ranking
+from understudy.evaluator.serving.ranking import LOSS, Ranking
 from understudy.evaluator.types import (
     Array,
     Arrays,

@@ -11,7 +11,8 @@ from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.gate_trial import GateTrial, Serving, outcome_of
 from understudy.evaluator.serving.gates import ACCEPTED, REFUSED, SERVE, UNDECIDED, Condition, Gate
-from understudy.evaluator.serving.promotion import Ranking
+from understudy.evaluator.serving.ranking import Ranking
+from understudy.evaluator.step_changes import StepChanges
 from understudy.evaluator.types import (
     WHOLE_CHECKPOINT,
     CheckpointKey,
@@ -37,6 +38,9 @@ class Gatekeeper:
         ranking: Provides the best checkpoint.
         ledger: Holds the scores and the decisions.
         recorder: Records the decisions, and has undecided checkpoints scored on the further dataset.
+
+    Attributes:
+        changes: Tells of the steps that are admitted.
     """
 
     def __init__(
@@ -59,8 +63,9 @@ class Gatekeeper:
         self._decided: set[CheckpointKey] = set()
         self._undecided: set[CheckpointKey] = set()
         self._reopened_by: dict[int, set[CheckpointKey]] = {}
-        self._admitted: frozenset[CheckpointKey] = frozenset()
+        self._admitted: set[CheckpointKey] = set()
         self._held_back = ""
+        self.changes = StepChanges()
 
     def admits(self, key: CheckpointKey) -> bool:
         """Return whether a checkpoint, by step and digest, may be served."""
@@ -146,7 +151,8 @@ class Gatekeeper:
                 if step is not None:
                     self._reopened_by.setdefault(step, set()).add(key)
         if record.outcome is ACCEPTED or (record.outcome is UNDECIDED and self._gate.when_undecided == SERVE):
-            self._admitted |= {key}
+            self._admitted.add(key)
+            self.changes.note(key[0])
             self._held_back = ""
         else:
             self._held_back = (

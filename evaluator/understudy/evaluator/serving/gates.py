@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from understudy.evaluator.evaluator_errors import ConfigurationError
-from understudy.evaluator.serving.promotion import Monitor
+from understudy.evaluator.serving.ranking import Monitor
 from understudy.evaluator.settings import EvaluatorSettings, MonitorMode
 from understudy.evaluator.types import Array, EvaluationOutcome
 

@@ -18,6 +18,7 @@ from understudy.evaluator.serving.rollout_file import RolloutFile, RunningRollou
 from understudy.evaluator.serving.rollout_health import ServerReport
 from understudy.evaluator.serving.rollout_watch import OWN_NAME, watch_of
 from understudy.evaluator.serving.shadow_health import ShadowCounts, ShadowReport
+from understudy.evaluator.step_changes import StepChanges
 from understudy.evaluator.types import CheckpointKey, EvaluationOutcome
 
 FOLLOWERS_SECONDS: Final = 30.0
@@ -79,6 +80,9 @@ class Rollout:
         ledger: Holds them.
         clock: Monotonic clock, in seconds.
 
+    Attributes:
+        changes: Tells of the steps that are rejected.
+
     Raises:
         LedgerError: The ledger cannot be read.
     """
@@ -104,6 +108,7 @@ class Rollout:
         self._rejected = frozenset(
             (record.step, record.checkpoint_digest) for outcome in _REJECTED for record in _entries(ledger, outcome)
         )
+        self.changes = StepChanges()
         self._running: RunningRollout | None = None
         self._released: CheckpointKey | None = None
         self._waiting: tuple[CheckpointKey, float] | None = None
@@ -275,10 +280,12 @@ class Rollout:
         former, self._running = self._rejected, None  # before the ledger has it: who reads of its end may decide again
         if outcome in _REJECTED:
             self._rejected |= {running.key}
+            self.changes.note(running.step)
         try:
             self._record(running, outcome, reason)
         except BaseException:
             self._rejected, self._running = former, running
+            self.changes.note(running.step)
             raise
         self._released = None
         self._decisions.set_trial(None)

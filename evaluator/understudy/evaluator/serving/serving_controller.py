@@ -23,14 +23,16 @@ from understudy.evaluator.serving.decision_file import (
     ServingReport,
     Shadow,
 )
+from understudy.evaluator.serving.eligible_steps import EligibleSteps, choose_among
 from understudy.evaluator.serving.gate_trial import Serving
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
-from understudy.evaluator.serving.promotion import Pin, PinFile, Ranking, choose
+from understudy.evaluator.serving.promotion import Pin, PinFile
+from understudy.evaluator.serving.quarantine import Quarantine
+from understudy.evaluator.serving.ranking import Ranking
 from understudy.evaluator.serving.rollout import Rollout
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_history import ServingHistory, why_no_earlier
-from understudy.evaluator.serving.version_monitor import Quarantine
 from understudy.evaluator.settings import VersionPolicy
 from understudy.evaluator.types import CheckpointKey, ServingChange, VersionLabel
 
@@ -88,6 +90,9 @@ class ServingController:
         self._history = history
         self._followed = followed
         self.rollout = rollout
+        self._eligible = EligibleSteps(
+            store=store, quarantine=quarantine, ranking=ranking, gatekeeper=gatekeeper, rollout=rollout
+        )
         self._rechecked: tuple[CheckpointKey, int, str] | None = None
         self._missing: ServingDecision | None = None
         self._under_way: Future[Handle] | None = None
@@ -126,10 +131,9 @@ class ServingController:
         return chosen if self.rollout is None else self._held(chosen, self.rollout)
 
     def _chosen(self, pinned: int | None) -> int | None:
-        loadable = {info.step for info in self._store.checkpoints() if self._quarantine.admits(info.key)}
         if pinned is None:
-            loadable = self._admitted(loadable)
-        return choose(self._policy, pinned=pinned, loadable=loadable, ranking=self._ranking)
+            return self._eligible.choose(self._policy)
+        return pinned if self._eligible.is_loadable(pinned) else None
 
     def _held(self, chosen: int | None, rollout: Rollout) -> int | None:
         """Return what this evaluator serves of what the policy chooses: the version before, during a rollout."""
@@ -176,18 +180,17 @@ class ServingController:
 
     def may_stay(self, key: CheckpointKey) -> bool:
         """See `understudy.evaluator.serving.rollout.Candidates`."""
-        if self._key(key[0]) != key or self._is_given_up(key) or not self._admitted({key[0]}):
+        if self._key(key[0]) != key or self._quarantine.is_given_up(key) or not self._eligible.is_admitted(key[0]):
             return False
-        return choose(self._policy, pinned=None, loadable={key[0]}, ranking=self._ranking) == key[0]
+        return choose_among(self._policy, [key[0]], self._ranking) == key[0]
 
     def refusal(self, key: CheckpointKey, serving: CheckpointKey) -> str:
         """See `understudy.evaluator.serving.rollout.Candidates`. For the thread that calls `reconcile`."""
         if self._key(key[0]) != key:
             return "its checkpoint is gone"
-        if self._is_given_up(key):
-            failure = self._quarantine.failure(key)
-            return "" if failure is None else failure.reason
-        if choose(self._policy, pinned=None, loadable={key[0], serving[0]}, ranking=self._ranking) != key[0]:
+        if (failure := self._quarantine.failure(key)) is not None and failure.given_up:
+            return failure.reason
+        if choose_among(self._policy, [key[0], serving[0]], self._ranking) != key[0]:
             return f"by its newest score the version policy {self._policy} prefers step {serving[0]}"
         reason = self._refused_by_gate(key)
         return reason and f"the gate refuses its newest score: {reason}"
@@ -204,10 +207,6 @@ class ServingController:
     def _key(self, step: int | None) -> CheckpointKey | None:
         info = None if step is None else self._store.find(step)
         return None if info is None else info.key
-
-    def _is_given_up(self, key: CheckpointKey) -> bool:
-        failure = self._quarantine.failure(key)
-        return failure is not None and failure.given_up
 
     def wanted(self) -> set[int]:
         """Return the steps that may have to be served although they are not the newest."""
@@ -380,7 +379,7 @@ class ServingController:
     def _is_bad(self, key: CheckpointKey) -> bool:
         """Whether a version that served was found to be bad since."""
         is_rejected = self.rollout is not None and self.rollout.rejects(key)
-        return is_rejected or self._is_given_up(key) or key[0] in self._ranking.unfit()
+        return is_rejected or self._quarantine.is_given_up(key) or self._ranking.is_unfit(key[0])
 
     def _promote(self, step: int, deadline: float | None) -> Future[Handle]:
         """Begin a change; it supersedes one in progress, which must not take effect afterwards."""
@@ -426,18 +425,6 @@ class ServingController:
             promoted.result().release()
             self._note_serving()
         self._on_settled()
-
-    def _admitted(self, steps: set[int]) -> set[int]:
-        """Return the steps that neither the gate nor the end of a rollout excludes."""
-        gatekeeper, rollout = self._gatekeeper, self.rollout
-        if gatekeeper is None and rollout is None:
-            return steps
-        return {
-            info.step
-            for info in filter(None, map(self._store.find, steps))
-            if (gatekeeper is None or gatekeeper.admits(info.key))
-            and (rollout is None or not rollout.rejects(info.key))
-        }
 
     def _followed_step(self, decision: ServingDecision | None) -> int | None:
         """Return the step of a decision, if exactly that checkpoint is here; log once if it is not."""

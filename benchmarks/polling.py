@@ -1,0 +1,116 @@
+"""Measures polls of a run folder and passes of the watcher: processor time, by the number of checkpoints.
+
+    PYTHONPATH=tests python -m benchmarks.polling [--counts 10 10000 100000]
+
+Every checkpoint is leased and waits to be scored, as with ``--eval-data``; the checkpoints are lines of text, which no
+device loads. It takes the processor time of the thread: of a poll and of a pass when nothing has changed, after a
+checkpoint was published, and after one was scored; and of the first passes, until everything is leased, per checkpoint.
+Writes ``benchmarks/results/polling.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from testkit.watcher_harness import WatcherHarness
+from understudy.checkpoints import RunSource
+from understudy.checkpoints.manifest import encode_manifest, read_manifest
+
+RESULT = Path(__file__).parent / "results" / "polling.json"
+_REPEATS = 9
+_LONG_AGO_NS = 10**18
+
+
+class _Run:
+    """A watcher over a run folder of many checkpoints."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.harness = WatcherHarness(folder)
+        self.harness.lifecycle.write(0)
+        self.dir = self.harness.lifecycle.run
+        self._original = self.dir.checkpoint(0)
+        self._manifest = read_manifest(self._original)
+        self._step = 0
+        for _ in range(count - 1):
+            self.publish()
+
+    def publish(self) -> None:
+        """Commit a checkpoint: links of the first one's files. The folder has changed long ago, as in most polls."""
+        self._step += 1
+        folder = self.dir.checkpoint(self._step)
+        folder.mkdir()
+        (folder / "model.keras").hardlink_to(self._original / "model.keras")
+        (folder / "manifest.json").write_bytes(encode_manifest(replace(self._manifest, step=self._step)))
+        os.utime(self.dir.checkpoints, ns=(_LONG_AGO_NS, _LONG_AGO_NS + self._step))
+
+    def first_passes_us(self, count: int) -> float:
+        """Return the processor time until all checkpoints are leased, per checkpoint."""
+        began = time.thread_time()
+        while not self.harness.is_done:
+            self.harness.reconcile()
+        return round((time.thread_time() - began) * 1e6 / count, 1)
+
+    def pass_us(self, before: Callable[[], object]) -> float:
+        """Return the median processor time of a pass after something."""
+
+        def prepare() -> None:
+            self.harness.reconcile()
+            before()
+
+        return _median_us(self.harness.look, before=prepare)
+
+
+def measure(count: int) -> dict[str, float]:
+    """Return the processor times over this many checkpoints, in microseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = _Run(Path(folder), count)
+        row = {"checkpoints": count, "first_passes_us_per_checkpoint": run.first_passes_us(count)}
+        row["pass_us"] = run.pass_us(lambda: None)
+        row["pass_after_publication_us"] = run.pass_us(run.publish)
+        row["pass_after_score_us"] = run.pass_us(lambda: run.harness.evaluate_next(loss=1.0))
+        source = RunSource(run.dir)
+        source.poll()
+        while not source.is_complete:
+            source.poll()
+        row["poll_us"] = _median_us(source.poll)
+        row["poll_after_publication_us"] = _median_us(source.poll, before=run.publish)
+        run.dir.checkpoint(10**9).mkdir()
+        source.poll()
+        row["poll_with_one_not_committed_us"] = _median_us(source.poll)
+        run.harness.close()
+        return row
+
+
+def _median_us(work: Callable[[], object], *, before: Callable[[], object] = lambda: None) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        before()
+        began = time.thread_time_ns()
+        work()
+        times.append((time.thread_time_ns() - began) / 1000)
+    return round(statistics.median(times), 1)
+
+
+def main(counts: Sequence[int]) -> None:
+    """Measure each count, and write the result."""
+    rows = []
+    for count in counts:
+        rows.append(measure(count))
+        print(json.dumps(rows[-1]), flush=True)
+    facts = {"python": platform.python_version(), "processors": len(os.sched_getaffinity(0))}
+    RESULT.write_text(json.dumps({"rows": rows, **facts}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--counts", type=int, nargs="+", default=(10, 10_000, 100_000))
+    main(parser.parse_args().counts)
