@@ -12,6 +12,7 @@ from typing import IO, BinaryIO
 
 import pytest
 
+from testkit.polling import polled
 from understudy.checkpoints import (
     Checkpoint,
     CheckpointGoneError,
@@ -55,7 +56,7 @@ def source(folder: Path, tmp_path: Path, clock: Clock) -> FolderSource:
 
 
 def _steps(source: FolderSource) -> list[int]:
-    return [checkpoint.step for checkpoint in source.poll()]
+    return [checkpoint.step for checkpoint in polled(source)]
 
 
 def _staged(tmp_path: Path) -> list[Path]:
@@ -67,7 +68,7 @@ def _set_modified(path: Path, seconds: float) -> None:
 
 
 def test_a_folder_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
-    assert FolderSource(tmp_path / "later", tmp_path / "staging").poll() == []
+    assert polled(FolderSource(tmp_path / "later", tmp_path / "staging")) == []
 
 
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_checkpoints_come_in_step_order(folder: Path, source: FolderSource, writ
 def test_a_counter_follows_the_order_of_writing(folder: Path, source: FolderSource, write_keras: WriteKeras) -> None:
     _set_modified(write_keras(folder / "early.keras", weight=1), 2000)
     _set_modified(write_keras(folder / "but_earlier.keras", weight=2), 1000)
-    assert [checkpoint.created_at for checkpoint in source.poll()] == [1000.0, 2000.0]
+    assert [checkpoint.created_at for checkpoint in polled(source)] == [1000.0, 2000.0]
 
 
 def test_a_taken_checkpoint_is_private_and_describes_itself(
@@ -97,7 +98,7 @@ def test_a_taken_checkpoint_is_private_and_describes_itself(
 ) -> None:
     origin = write_keras(folder / "model.keras", iterations=5)
     content = origin.read_bytes()
-    (checkpoint,) = source.poll()
+    (checkpoint,) = polled(source)
     local = checkpoint.fetch(tmp_path / "pinned" / "5")
     origin.unlink()
     assert local.model_file.read_bytes() == content
@@ -114,7 +115,7 @@ def test_the_writers_file_is_copied_not_linked(
     write_keras: WriteKeras,
 ) -> None:
     origin = write_keras(folder / "model.keras", iterations=5)
-    (checkpoint,) = source.poll()
+    (checkpoint,) = polled(source)
     local = checkpoint.fetch(tmp_path / "pinned" / "5")
     assert not local.model_file.samefile(origin)
     assert origin.stat().st_nlink == 1
@@ -128,7 +129,7 @@ def test_an_overwritten_path_gives_successive_versions(
     found: list[Checkpoint] = []
     for weight in (1, 2, 3):
         write_keras(folder / "model_v2.keras", weight=weight)
-        found += source.poll()
+        found += polled(source)
     assert [checkpoint.step for checkpoint in found] == [2, 3, 4]
     assert len({checkpoint.digest for checkpoint in found}) == 3
 
@@ -140,7 +141,7 @@ def test_a_version_can_be_fetched_until_its_successor_is_found(
     write_keras: WriteKeras,
 ) -> None:
     path = write_keras(folder / "model.keras", weight=1, iterations=10)
-    (old,) = source.poll()
+    (old,) = polled(source)
     write_keras(path, weight=2, iterations=20)
     assert old.fetch(tmp_path / "pinned" / "10").step == 10
     assert _steps(source) == [20]
@@ -156,7 +157,7 @@ def test_a_checkpoint_can_be_fetched_twice_while_its_file_is_there(
     write_keras: WriteKeras,
 ) -> None:
     write_keras(folder / "model.keras", iterations=10)
-    (checkpoint,) = source.poll()
+    (checkpoint,) = polled(source)
     one = checkpoint.fetch(tmp_path / "pinned" / "one")
     two = checkpoint.fetch(tmp_path / "pinned" / "two")
     assert one.manifest == two.manifest
@@ -164,9 +165,9 @@ def test_a_checkpoint_can_be_fetched_twice_while_its_file_is_there(
 
 def test_a_deleted_file_is_gone(folder: Path, tmp_path: Path, source: FolderSource, write_keras: WriteKeras) -> None:
     path = write_keras(folder / "model.keras", iterations=10)
-    (checkpoint,) = source.poll()
+    (checkpoint,) = polled(source)
     path.unlink()
-    assert source.poll() == []
+    assert polled(source) == []
     assert _staged(tmp_path) == []
     with pytest.raises(CheckpointGoneError):
         checkpoint.fetch(tmp_path / "pinned" / "10")
@@ -196,7 +197,7 @@ def test_copies_of_an_earlier_process_are_deleted_at_the_first_poll_and_not_befo
     folder: Path, tmp_path: Path, source: FolderSource, write_keras: WriteKeras
 ) -> None:
     path = write_keras(folder / "model.keras", iterations=10)
-    (first,) = source.poll()
+    (first,) = polled(source)
     path.unlink()
     other = FolderSource(folder, tmp_path / "staging")  # by a process that is then refused the state folder
     assert first.fetch(tmp_path / "pinned" / "10").step == 10
@@ -229,8 +230,8 @@ def test_an_unchanged_file_is_read_once(
     write_keras: WriteKeras,
 ) -> None:
     write_keras(folder / "model.keras", iterations=10)
-    (first,) = source.poll()
-    (second,) = source.poll()
+    (first,) = polled(source)
+    (second,) = polled(source)
     assert second is first
 
 
@@ -246,7 +247,7 @@ def test_a_file_that_is_being_written_appears_once_it_is_whole(
     for length in (0, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
         clock.now += 4
-        assert source.poll() == []
+        assert polled(source) == []
     assert _staged(tmp_path) == []
     path.write_bytes(content)
     assert _steps(source) == [10]
@@ -262,13 +263,13 @@ def test_a_file_that_stays_torn_is_reported_as_damaged(
     path = write_keras(folder / "epoch-3.keras", iterations=10)
     content = path.read_bytes()
     path.write_bytes(content[:100])
-    assert source.poll() == []
+    assert polled(source) == []
     clock.now += 6
-    (damaged,) = source.poll()
+    (damaged,) = polled(source)
     assert damaged.step == 3
     with pytest.raises(DamagedCheckpointError, match=r"epoch-3\.keras.* is not a whole \.keras file"):
         damaged.fetch(tmp_path / "pinned" / "3")
-    assert list(source.poll()) == [damaged]
+    assert list(polled(source)) == [damaged]
     path.write_bytes(content)
     assert _steps(source) == [10]
 
@@ -357,9 +358,9 @@ def test_variables_without_their_model_are_refused_until_somebody_builds_it(
 
 
 def poll_all(source: FolderSource) -> list[Checkpoint]:
-    found = list(source.poll())
+    found = list(polled(source))
     while not source.is_complete:
-        found = list(source.poll())
+        found = list(polled(source))
     return found
 
 
@@ -390,7 +391,7 @@ def test_of_many_files_the_newest_are_read_first_and_few_of_them(
 ) -> None:
     many(tmp_path / "theirs", write_keras, 40)
     source = FolderSource(tmp_path / "theirs", tmp_path / "staging")
-    assert [checkpoint.step for checkpoint in source.poll({7})] == [7, 38, 39, 40]
+    assert [checkpoint.step for checkpoint in polled(source, {7})] == [7, 38, 39, 40]
     assert len(copies) == 4
     assert not source.is_complete
     assert [checkpoint.step for checkpoint in poll_all(source)] == [*range(1, 41)]
@@ -406,7 +407,7 @@ def test_a_file_that_is_deleted_while_it_waits_to_be_read_is_reported_once(
     source = FolderSource(tmp_path / "theirs", tmp_path / "staging")
     source.poll()
     (tmp_path / "theirs" / "model-002.keras").unlink()
-    gone = next(checkpoint for checkpoint in source.poll() if checkpoint.step == 2)
+    gone = next(checkpoint for checkpoint in polled(source) if checkpoint.step == 2)
     with pytest.raises(CheckpointGoneError, match=r"model-002\.keras was deleted before it could be read"):
         gone.fetch(tmp_path / "pinned")
     assert [checkpoint.step for checkpoint in poll_all(source)] == [1, *range(3, 11)]
@@ -437,7 +438,7 @@ def test_of_many_files_without_numbers_the_newest_is_read_first_and_steps_follow
     folder: Path, source: FolderSource, write_keras: WriteKeras, copies: list[str], name: Callable[[int], str]
 ) -> None:
     write_unnumbered(folder, write_keras, name)
-    first = source.poll()
+    first = polled(source)
     assert copies == [name(place) for place in (19, 18, 17, 16)]
     assert not source.is_complete
     found = poll_all(source)
@@ -447,18 +448,18 @@ def test_of_many_files_without_numbers_the_newest_is_read_first_and_steps_follow
     assert len(copies) == 20
 
     _set_modified(write_keras(folder / "z.keras", weight=99), 900)  # by its time the oldest
-    assert max(source.poll(), key=lambda checkpoint: checkpoint.step).created_at == 900.0
+    assert max(polled(source), key=lambda checkpoint: checkpoint.step).created_at == 900.0
 
 
 def test_steps_of_files_without_numbers_that_were_not_read_before_a_restart_keep_the_order_of_writing(
     folder: Path, tmp_path: Path, source: FolderSource, write_keras: WriteKeras, copies: list[str]
 ) -> None:
     write_unnumbered(folder, write_keras, unnumbered)
-    newest = source.poll()[-1]
+    newest = polled(source)[-1]
     restarted = FolderSource(folder, tmp_path / "staging")
     copies.clear()
     wanted = newest.step - 9
-    assert wanted in {checkpoint.step for checkpoint in restarted.poll({wanted})}
+    assert wanted in {checkpoint.step for checkpoint in polled(restarted, {wanted})}
     assert copies == [unnumbered(place) for place in (10, 19, 18, 17)]
     found = poll_all(restarted)
     assert [checkpoint.created_at for checkpoint in found] == [1000.0 + place for place in range(20)]
@@ -469,7 +470,7 @@ def test_many_files_without_numbers_get_their_optimizers_counts(
     folder: Path, source: FolderSource, write_keras: WriteKeras
 ) -> None:
     write_unnumbered(folder, write_keras, unnumbered, iterations=True)
-    assert [checkpoint.step for checkpoint in source.poll()] == [116, 117, 118, 119]
+    assert [checkpoint.step for checkpoint in polled(source)] == [116, 117, 118, 119]
     assert [checkpoint.step for checkpoint in poll_all(source)] == [*range(100, 120)]
 
 
@@ -496,12 +497,12 @@ def test_a_file_whose_step_would_be_out_of_range_is_refused_by_name_and_the_othe
 ) -> None:
     write_keras(folder / "model-5.keras", weight=5)
     write_keras(folder / name, iterations=iterations)
-    (refused,) = [checkpoint for checkpoint in source.poll() if checkpoint.step != 5]
+    (refused,) = [checkpoint for checkpoint in polled(source) if checkpoint.step != 5]
     assert 0 <= refused.step < 2**63
     with pytest.raises(DamagedCheckpointError, match=told):
         refused.fetch(tmp_path / "pinned")
     assert [path.name for path in _staged(tmp_path)] == [
-        checkpoint.digest for checkpoint in source.poll() if checkpoint.step == 5
+        checkpoint.digest for checkpoint in polled(source) if checkpoint.step == 5
     ]
 
 

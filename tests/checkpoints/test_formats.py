@@ -17,6 +17,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from testkit.polling import polled
 from understudy.checkpoints import (
     Checkpoint,
     CheckpointGoneError,
@@ -102,9 +103,9 @@ def found_damaged(folder: Path, tmp_path: Path) -> Checkpoint:
     """Return the only checkpoint of a folder, which is not whole and has been left alone for long."""
     now = [0.0]
     source = FolderSource(folder, tmp_path / "staging", takes_variables=True, clock=lambda: now[0])
-    assert source.poll() == []
+    assert polled(source) == []
     now[0] += 10
-    (damaged,) = source.poll()
+    (damaged,) = polled(source)
     return damaged
 
 
@@ -112,7 +113,7 @@ def found_damaged(folder: Path, tmp_path: Path) -> Checkpoint:
 def test_a_checkpoint_is_taken_whole_with_its_kind_and_the_optimizers_step(
     saved: dict[ModelKind, Path], tmp_path: Path, kind: ModelKind
 ) -> None:
-    (checkpoint,) = source_of(saved[kind], tmp_path).poll()
+    (checkpoint,) = polled(source_of(saved[kind], tmp_path))
     assert (checkpoint.kind, checkpoint.step, checkpoint.created_at) == (kind, 5, LONG_AGO)
     local = checkpoint.fetch(tmp_path / "pinned" / "5")
     assert (local.kind, local.step) == (kind, 5)
@@ -139,7 +140,7 @@ def test_without_an_optimizer_the_step_is_the_number_in_the_name(
     else:
         SAVES[kind](plain, theirs, 9)
     set_long_ago(theirs)
-    assert [checkpoint.step for checkpoint in source_of(theirs, tmp_path).poll()] == [9]
+    assert [checkpoint.step for checkpoint in polled(source_of(theirs, tmp_path))] == [9]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SAVES if kind is not ModelKind.SAVED_MODEL])
@@ -156,7 +157,7 @@ def test_a_model_saved_twice_has_one_digest_and_another_model_another(
         folder.mkdir()
         SAVES[kind](model, folder, 9)
         set_long_ago(folder)
-        digests += [checkpoint.digest for checkpoint in source_of(folder, tmp_path / f"for-{name}").poll()]
+        digests += [checkpoint.digest for checkpoint in polled(source_of(folder, tmp_path / f"for-{name}"))]
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -213,9 +214,9 @@ def test_a_file_without_checksums_is_left_alone_until_its_clock_has_ticked(
     source = source_of(theirs, tmp_path)
     written = file.stat().st_mtime
     monkeypatch.setattr("time.time", lambda: written + HDF5_SETTLE_SECONDS / 2)
-    assert source.poll() == []
+    assert polled(source) == []
     monkeypatch.setattr("time.time", lambda: written + HDF5_SETTLE_SECONDS * 2)
-    assert [checkpoint.step for checkpoint in source.poll()] == [5]
+    assert [checkpoint.step for checkpoint in polled(source)] == [5]
 
 
 def test_an_h5_file_of_weights_alone_is_told_from_a_model(theirs: Path, tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_a_manager_says_which_checkpoints_count(theirs: Path, tmp_path: Path, lo
         model.optimizer.iterations.assign(step)
         manager.save(step)
     checkpoint.write(str(theirs / "not-committed"))
-    found = source.poll()
+    found = polled(source)
     assert [checkpoint.step for checkpoint in found] == [2, 3]
     for step in (4, 5, 6):
         manager.save(step)

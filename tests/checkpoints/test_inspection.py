@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import pytest
 
+from testkit.polling import polled
 from understudy.checkpoints import DamagedCheckpointError, ModelKind
 from understudy.checkpoints.folder_source import FolderSource
 from understudy.checkpoints.inspection import inspect_content, inspect_structure, inspector
@@ -112,9 +113,9 @@ def test_a_machine_too_busy_to_read_a_file_says_nothing_about_it_and_it_is_read_
     inspector._POOL._return(worker)
     with monkeypatch.context() as patch:
         patch.setattr(inspector, "_PATIENCE", 0.01)
-        assert source.poll() == []
+        assert polled(source) == []
     assert "a checkpoint is to be read again" in caplog.text
-    assert len(source.poll()) == 1
+    assert len(polled(source)) == 1
 
 
 def test_two_threads_inspect_at_the_same_time(tmp_path: Path, write_keras: WriteKeras) -> None:

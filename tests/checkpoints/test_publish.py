@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit.polling import polled
 from understudy.checkpoints import (
     AlreadyPublishedError,
     CheckpointPublisher,
@@ -100,7 +101,7 @@ def test_what_was_never_committed_makes_way(run: RunDir, publish: Publish) -> No
     run.checkpoint(5).mkdir(parents=True)
     (run.checkpoint(5) / "model.keras").write_bytes(b"half")
     publish(5)
-    assert len(RunSource(run).poll()) == 1
+    assert len(polled(RunSource(run))) == 1
 
 
 def test_a_full_disk_keeps_the_old_checkpoints_and_leaves_no_part_of_the_new(run: RunDir, publish: Publish) -> None:
@@ -189,7 +190,7 @@ def test_a_killed_publisher_commits_nothing_and_the_next_one_sweeps(run: RunDir,
             publish(2)
         victim.kill()
 
-    assert [checkpoint.step for checkpoint in RunSource(run).poll()] == [1]
+    assert [checkpoint.step for checkpoint in polled(RunSource(run))] == [1]
     publisher = CheckpointPublisher(run, keep=3)
     assert _names(run) == {"000000000001"}
     _publish(publisher, 2)

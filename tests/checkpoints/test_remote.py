@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from testkit.buckets import BucketServer, GcsServer, bucket_server, gcs_server
+from testkit.polling import polled
 from understudy.checkpoints import DamagedCheckpointError, FolderSource, UnsupportedLocationError
 from understudy.checkpoints.checkpoint_errors import RemoteStorageError, StorageRefusalError
 from understudy.checkpoints.remote.files import FileStatus, RemoteFiles, open_remote, usable
@@ -75,7 +76,7 @@ def _upload(path: Path, url: str) -> None:
 
 
 def _steps(source: RemoteFolderSource) -> list[int]:
-    return [checkpoint.step for checkpoint in source.poll()]
+    return [checkpoint.step for checkpoint in polled(source)]
 
 
 def test_checkpoints_elsewhere_are_fetched_and_taken(
@@ -86,7 +87,7 @@ def test_checkpoints_elsewhere_are_fetched_and_taken(
     place.upload(file, f"{place.url}/a.keras")
     place.upload(file, f"{place.url}/train.log")
     place.upload(file, f"{place.url}/logs/b.keras")
-    (checkpoint,) = source.poll()
+    (checkpoint,) = polled(source)
     assert checkpoint.step == 7
     assert checkpoint.fetch(tmp_path / "pinned").model_file.read_bytes() == file.read_bytes()
     assert [path.name for path in (tmp_path / "mirror").iterdir()] == ["a.keras"]
@@ -146,7 +147,7 @@ def test_a_number_above_the_highest_step_is_refused_by_name(
 ) -> None:
     place.upload(write_keras(tmp_path / "a.keras", weight=1), f"{place.url}/model-{2**63}.keras")
     place.upload(write_keras(tmp_path / "b.keras", weight=2, iterations=8), f"{place.url}/b.keras")
-    (refused,) = [checkpoint for checkpoint in source.poll() if checkpoint.step != 8]
+    (refused,) = [checkpoint for checkpoint in polled(source) if checkpoint.step != 8]
     with pytest.raises(DamagedCheckpointError, match=f"model-{2**63}.keras: the number {2**63} is above the highest"):
         refused.fetch(tmp_path / "pinned")
 

@@ -11,6 +11,7 @@ import pytest
 
 from testkit.buckets import BucketServer, GcsServer, StoreServer, bucket_server, gcs_server
 from testkit.in_process import until
+from testkit.polling import polled
 from understudy.checkpoints import (
     AlreadyPublishedError,
     CheckpointGoneError,
@@ -96,7 +97,7 @@ def _keys(step: int, *, files: tuple[str, ...] = FILES) -> list[str]:
 
 
 def _steps(source: RemoteRunSource) -> list[int]:
-    return [checkpoint.step for checkpoint in source.poll()]
+    return [checkpoint.step for checkpoint in polled(source)]
 
 
 def test_a_published_checkpoint_is_fetched_elsewhere_as_it_was_committed(
@@ -108,7 +109,7 @@ def test_a_published_checkpoint_is_fetched_elsewhere_as_it_was_committed(
     _publish_all(run, place.url)
     assert place.server.names(place.url) == sorted([*_keys(3), *_keys(4), OWNER_FILE])
     until(lambda: _steps(source) == [3, 4])
-    first, second = source.poll()
+    first, second = polled(source)
     assert (first.digest, first.final, second.final, first.copies) == (manifest.digest, False, True, True)
     taken = first.fetch(tmp_path / "taken")
     assert taken.manifest == manifest
@@ -241,7 +242,7 @@ def test_damage_is_told_and_what_is_replaced_meanwhile_is_gone(
     publish(3)
     _publish_all(run, place.url)
     until(lambda: _steps(source) == [3])
-    (checkpoint,) = source.poll()
+    (checkpoint,) = polled(source)
     model = f"{place.url}/checkpoints/{3:012d}/model.keras"
     whole = place.server.read(model)
     place.server.put(model, whole[:-1])
@@ -266,13 +267,13 @@ def test_a_store_that_is_gone_is_no_damage_and_what_is_known_stays(
     publish(3)
     _publish_all(run, place.url)
     until(lambda: _steps(source) == [3])
-    (checkpoint,) = source.poll()
+    (checkpoint,) = polled(source)
     place.server.stop()
     try:
         with pytest.raises(RemoteStorageError):
             checkpoint.fetch(tmp_path / "taken")
         with pytest.raises(RemoteStorageError):
-            until(lambda: source.poll() is None)
+            until(lambda: polled(source) is None)
     finally:
         place.server.start()
     assert checkpoint.fetch(tmp_path / "taken").step == 3
@@ -324,7 +325,7 @@ def test_signatures_are_published_and_required(place: Place, run: RunDir, tmp_pa
     _publish_all(run, place.url)
     accepted = accepted_keys((public_file(private),), run="one", folder=tmp_path)
     source = RemoteRunSource(open_remote(place.url), RunDir(tmp_path / "mirror"), accepted=accepted)
-    (checkpoint,) = source.poll()
+    (checkpoint,) = polled(source)
     assert checkpoint.fetch(tmp_path / "taken").step == 3
 
 
@@ -338,7 +339,7 @@ def test_many_manifests_are_mirrored_in_parts_newest_first(
     monkeypatch.setattr("understudy.checkpoints.remote.run_source._READING_SECONDS", 0.0)
     assert _steps(source) == [4, 5]
     assert not source.is_complete
-    assert [checkpoint.step for checkpoint in source.poll(wanted=[1])] == [1, 3, 4, 5]
+    assert [checkpoint.step for checkpoint in polled(source, wanted=[1])] == [1, 3, 4, 5]
     assert _steps(source) == [1, 2, 3, 4, 5]
     assert source.is_complete
 
@@ -390,7 +391,7 @@ def test_an_object_that_google_cloud_sends_damaged_is_no_damaged_checkpoint(
     _publish_all(run, gs_place.url)
     source = _source(gs_place.url, tmp_path / "mirror")
     until(lambda: _steps(source) == [3])
-    (checkpoint,) = source.poll()
+    (checkpoint,) = polled(source)
     gs.digest = "crc32c=AAAAAA==,md5=AAAAAAAAAAAAAAAAAAAAAA=="
     with pytest.raises(RemoteStorageError, match=r"[Cc]hecksum"):
         checkpoint.fetch(tmp_path / "taken")

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from testkit.polling import polled
 from understudy.checkpoints import (
     CheckpointGoneError,
     CheckpointPublisher,
@@ -33,17 +34,17 @@ from .conftest import Publish
 
 
 def test_a_run_folder_that_does_not_exist_yet_is_empty(run: RunDir) -> None:
-    assert RunSource(run).poll() == []
+    assert polled(RunSource(run)) == []
 
 
 def test_checkpoints_come_in_step_order(run: RunDir, publish: Publish) -> None:
     for step in (10, 9, 200):
         publish(step, final=step == 200)
-    found = RunSource(run).poll()
+    found = polled(RunSource(run))
     assert [(checkpoint.step, checkpoint.final) for checkpoint in found] == [(9, False), (10, False), (200, True)]
 
 
-def test_the_newest_comes_first_and_many_are_read_in_few_polls(
+def test_the_newest_comes_first_and_each_poll_reads_as_many(
     run: RunDir, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_source, "_READ_AT_FIRST", 1)
@@ -52,14 +53,14 @@ def test_the_newest_comes_first_and_many_are_read_in_few_polls(
     for step in steps:
         publish(step)
     source = RunSource(run)
-    assert [checkpoint.step for checkpoint in source.poll()] == [100]
-    polls = 1
+    assert [checkpoint.step for checkpoint in polled(source)] == [100]
+    sizes = []
     while not source.is_complete:
-        found = [checkpoint.step for checkpoint in source.poll()]
+        sizes.append(len(source.poll()))
+        found = [checkpoint.step for checkpoint in source.found]
         assert found == steps[-len(found) :]
-        polls += 1
     assert found == steps
-    assert polls < 20
+    assert sizes == [*[2] * 49, 1]
 
 
 def test_a_peek_tells_that_something_was_committed(run: RunDir, publish: Publish) -> None:
@@ -76,22 +77,22 @@ def test_a_peek_tells_that_something_was_committed(run: RunDir, publish: Publish
 def test_new_and_deleted_checkpoints_are_noticed(run: RunDir, publish: Publish) -> None:
     source = RunSource(run)
     publish(1)
-    first = source.poll()
+    first = polled(source)
     publish(2)
-    assert source.poll() == [*first, *source.poll()[1:]]
+    assert polled(source) == [*first, *polled(source)[1:]]
     remove_folder(run.checkpoint(1))
-    assert [checkpoint.step for checkpoint in source.poll()] == [2]
+    assert [checkpoint.step for checkpoint in polled(source)] == [2]
 
 
 def test_a_folder_without_a_manifest_is_not_there(run: RunDir, publish: Publish) -> None:
     publish(1)
     (run.checkpoint(1) / "manifest.json").unlink()
-    assert RunSource(run).poll() == []
+    assert polled(RunSource(run)) == []
 
 
 def test_a_taken_checkpoint_is_whole_and_outlives_the_original(run: RunDir, publish: Publish) -> None:
     manifest = publish(1)
-    (checkpoint,) = RunSource(run).poll()
+    (checkpoint,) = polled(RunSource(run))
     local = checkpoint.fetch(run.leases / "000000000001")
     remove_folder(run.checkpoint(1))
     assert local.model_file.read_bytes() == b"the model " * 20
@@ -101,7 +102,7 @@ def test_a_taken_checkpoint_is_whole_and_outlives_the_original(run: RunDir, publ
 
 def test_taking_again_gives_the_same_folder(run: RunDir, publish: Publish) -> None:
     publish(1)
-    (checkpoint,) = RunSource(run).poll()
+    (checkpoint,) = polled(RunSource(run))
     first = checkpoint.fetch(run.leases / "000000000001")
     inode = first.model_file.stat().st_ino
     remove_folder(run.checkpoint(1))
@@ -111,7 +112,7 @@ def test_taking_again_gives_the_same_folder(run: RunDir, publish: Publish) -> No
 
 def test_a_private_folder_that_is_damaged_or_of_another_model_is_made_again(run: RunDir, publish: Publish) -> None:
     publish(1)
-    (checkpoint,) = RunSource(run).poll()
+    (checkpoint,) = polled(RunSource(run))
     into = run.leases / "000000000001"
     into.mkdir(parents=True)
     (into / "model.keras").write_bytes(b"half")
@@ -124,7 +125,7 @@ def test_a_private_folder_that_is_damaged_or_of_another_model_is_made_again(run:
 
 def test_a_released_checkpoint_is_deleted_and_the_original_stays(run: RunDir, publish: Publish) -> None:
     publish(1)
-    (checkpoint,) = RunSource(run).poll()
+    (checkpoint,) = polled(RunSource(run))
     local = checkpoint.fetch(run.leases / "000000000001")
     local.release()
     local.release()
@@ -134,7 +135,7 @@ def test_a_released_checkpoint_is_deleted_and_the_original_stays(run: RunDir, pu
 
 def test_a_checkpoint_deleted_before_it_is_taken_is_gone(run: RunDir, publish: Publish) -> None:
     publish(1)
-    (checkpoint,) = RunSource(run).poll()
+    (checkpoint,) = polled(RunSource(run))
     remove_folder(run.checkpoint(1))
     with pytest.raises(CheckpointGoneError, match="deleted before it could be fetched"):
         checkpoint.fetch(run.leases / "000000000001")
@@ -145,7 +146,7 @@ def test_a_checkpoint_deleted_while_it_is_taken_is_whole_or_gone(run: RunDir, pu
     outcomes = []
     for step in range(60):
         publish(step)
-        (checkpoint,) = RunSource(run).poll()
+        (checkpoint,) = polled(RunSource(run))
         barrier = threading.Barrier(2, timeout=10)
 
         def delete(step: int = step, barrier: threading.Barrier = barrier) -> None:
@@ -170,7 +171,7 @@ def test_a_truncated_checkpoint_is_damaged(run: RunDir, publish: Publish) -> Non
     publish(1)
     with (run.checkpoint(1) / "model.keras").open("r+b") as file:
         file.truncate(100)
-    (checkpoint,) = RunSource(run).poll()
+    (checkpoint,) = polled(RunSource(run))
     with pytest.raises(DamagedCheckpointError, match=r"model\.keras has 100 bytes, its manifest says 200"):
         checkpoint.fetch(run.leases / "000000000001")
     assert list(run.leases.iterdir()) == []
@@ -180,7 +181,7 @@ def test_a_truncated_checkpoint_is_damaged(run: RunDir, publish: Publish) -> Non
 def test_a_checkpoint_with_a_part_missing_is_damaged(run: RunDir, publish: Publish, part: str) -> None:
     publish(1)
     (run.checkpoint(1) / part).unlink()
-    (checkpoint,) = RunSource(run).poll()
+    (checkpoint,) = polled(RunSource(run))
     with pytest.raises(DamagedCheckpointError, match=f"{part} is missing, its manifest lists it"):
         checkpoint.fetch(run.leases / "000000000001")
     assert list(run.leases.iterdir()) == []
@@ -203,7 +204,7 @@ def test_a_flipped_bit_in_any_file_is_damage(run: RunDir, publish: Publish, data
     flipped[bit // 8] ^= 1 << (bit % 8)
     path.write_bytes(flipped)
     try:
-        (checkpoint,) = RunSource(run).poll()
+        (checkpoint,) = polled(RunSource(run))
         with pytest.raises((DamagedCheckpointError, UnsupportedFormatError)):
             checkpoint.fetch(run.leases / "000000000001")
         assert not (run.leases / "000000000001").exists()
@@ -215,7 +216,7 @@ def test_a_damaged_manifest_is_reported_not_skipped(run: RunDir, publish: Publis
     publish(1)
     publish(2)
     (run.checkpoint(1) / "manifest.json").write_text("{")
-    damaged, good = RunSource(run).poll()
+    damaged, good = polled(RunSource(run))
     assert (damaged.step, damaged.manifest, good.step) == (1, None, 2)
     with pytest.raises(DamagedCheckpointError, match="not a manifest"):
         damaged.fetch(run.leases / "000000000001")
@@ -224,7 +225,7 @@ def test_a_damaged_manifest_is_reported_not_skipped(run: RunDir, publish: Publis
 def test_a_checkpoint_in_another_steps_folder_is_damaged(run: RunDir, publish: Publish) -> None:
     publish(1)
     run.checkpoint(1).rename(run.checkpoint(2))
-    (checkpoint,) = RunSource(run).poll()
+    (checkpoint,) = polled(RunSource(run))
     with pytest.raises(DamagedCheckpointError, match="is the manifest of step 1"):
         checkpoint.fetch(run.leases / "000000000002")
 
@@ -235,9 +236,9 @@ def test_a_repaired_checkpoint_can_be_fetched(run: RunDir, publish: Publish) -> 
     content = manifest.read_bytes()
     manifest.write_bytes(b"{")
     source = RunSource(run)
-    (damaged,) = source.poll()
+    (damaged,) = polled(source)
     manifest.write_bytes(content)
-    (repaired,) = source.poll()
+    (repaired,) = polled(source)
     assert repaired.digest != damaged.digest
     assert repaired.fetch(run.leases / "000000000001").step == 1
 
@@ -257,7 +258,7 @@ def test_files_are_copied_where_they_cannot_be_linked(tmp_path: Path) -> None:
 
 def test_a_folder_half_deleted_by_hand_is_gone_once_its_manifest_is(run: RunDir, publish: Publish) -> None:
     publish(1)
-    (checkpoint,) = RunSource(run).poll()
+    (checkpoint,) = polled(RunSource(run))
     shutil.rmtree(run.checkpoint(1) / "resume")
     (run.checkpoint(1) / "manifest.json").unlink()
     with pytest.raises(CheckpointGoneError):
@@ -272,7 +273,7 @@ def test_a_folder_above_the_highest_step_is_refused_by_name_once_and_the_others_
     shutil.copytree(run.checkpoint(5), run.checkpoints / str(2**63 - 1))  # a step, whose manifest is another's
     source = RunSource(run)
     for _ in range(2):
-        assert [checkpoint.step for checkpoint in source.poll()] == [5, 2**63 - 1]
+        assert [checkpoint.step for checkpoint in polled(source)] == [5, 2**63 - 1]
         publish(6)
         remove_folder(run.checkpoint(6))
     assert run.committed_steps() == [5, 2**63 - 1]
@@ -300,9 +301,9 @@ def test_a_manifest_that_this_machine_cannot_read_now_delays_no_other(
     with monkeypatch.context() as patch:
         patch.setattr(manifest_module, "read_within", read)
         for _ in range(3):
-            assert [checkpoint.step for checkpoint in source.poll()] == [1, 3]
+            assert [checkpoint.step for checkpoint in polled(source)] == [1, 3]
             assert source.is_complete
-    assert [checkpoint.step for checkpoint in source.poll()] == [1, 2, 3]
+    assert [checkpoint.step for checkpoint in polled(source)] == [1, 2, 3]
 
 
 def test_a_folder_that_has_not_changed_is_not_listed_for_one_that_is_not_committed(
@@ -314,12 +315,13 @@ def test_a_folder_that_has_not_changed_is_not_listed_for_one_that_is_not_committ
     (run.checkpoint(3) / "manifest.json").write_bytes(b"{")
     os.utime(run.checkpoints, ns=(1, 1))
     source = RunSource(run)
-    found = source.poll()
+    found = polled(source)
     assert [checkpoint.step for checkpoint in found] == [1, 3]
-    monkeypatch.setattr(RunListing, "list", None)
-    assert source.poll() is found
+    monkeypatch.setattr(RunListing, "changes", None)
+    assert source.poll() == {}
+    assert source.found == found
     shutil.copy(run.checkpoint(1) / "manifest.json", run.checkpoint(2))
-    assert [checkpoint.step for checkpoint in source.poll()] == [1, 2, 3]
+    assert [checkpoint.step for checkpoint in polled(source)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.keras"])
@@ -328,7 +330,7 @@ def test_a_link_out_of_the_run_is_refused(run: RunDir, publish: Publish, tmp_pat
     publish(2)
     (run.checkpoint(2) / name).rename(tmp_path / "elsewhere")
     (run.checkpoint(2) / name).symlink_to(tmp_path / "elsewhere")
-    good, linked = RunSource(run).poll()
+    good, linked = polled(RunSource(run))
     assert good.fetch(run.leases / "000000000001").step == 1
     with pytest.raises(DamagedCheckpointError, match=r"symbolic link out of .* put the file itself there"):
         linked.fetch(run.leases / "000000000002")
@@ -340,7 +342,7 @@ def test_a_link_within_the_run_is_copied(run: RunDir, publish: Publish) -> None:
     publish(2)
     (run.checkpoint(2) / "model.keras").unlink()
     (run.checkpoint(2) / "model.keras").symlink_to(run.checkpoint(1) / "model.keras")
-    _, linked = RunSource(run).poll()
+    _, linked = polled(RunSource(run))
     local = linked.fetch(run.leases / "000000000002")
     assert not local.model_file.is_symlink()
     assert local.model_file.read_bytes() == (run.checkpoint(1) / "model.keras").read_bytes()
@@ -352,7 +354,7 @@ def test_a_pipe_is_refused_without_waiting_for_its_writer(run: RunDir, publish: 
     publish(1)
     (run.checkpoint(1) / name).unlink()
     os.mkfifo(run.checkpoint(1) / name)
-    (piped,) = RunSource(run).poll()
+    (piped,) = polled(RunSource(run))
     with pytest.raises(DamagedCheckpointError, match="no regular file"):
         piped.fetch(run.leases / "000000000001")
 
@@ -361,7 +363,7 @@ def test_a_manifest_without_end_is_refused(run: RunDir, publish: Publish) -> Non
     publish(1)
     with (run.checkpoint(1) / "manifest.json").open("ab") as file:
         file.truncate(2**40)
-    (endless,) = RunSource(run).poll()
+    (endless,) = polled(RunSource(run))
     with pytest.raises(DamagedCheckpointError, match="more than 16777216 bytes"):
         endless.fetch(run.leases / "000000000001")
 
@@ -369,7 +371,7 @@ def test_a_manifest_without_end_is_refused(run: RunDir, publish: Publish) -> Non
 def test_a_file_in_the_place_of_a_checkpoint_s_folder_delays_no_other(run: RunDir, publish: Publish) -> None:
     publish(1)
     run.checkpoint(2).touch()
-    assert [checkpoint.step for checkpoint in RunSource(run).poll()] == [1]
+    assert [checkpoint.step for checkpoint in polled(RunSource(run))] == [1]
 
 
 def test_a_publication_reads_the_status_of_few_folders(
@@ -389,7 +391,7 @@ def test_a_publication_reads_the_status_of_few_folders(
 
     monkeypatch.setattr(RunListing, "_read", noted)
     publish(300)
-    assert [checkpoint.step for checkpoint in source.poll()] == [0, 300]
+    assert [checkpoint.step for checkpoint in polled(source)] == [0, 300]
     assert sorted(set(read) - {"lock"}) == [run.checkpoint(step).name for step in range(236, 301)]
 
 
@@ -397,14 +399,15 @@ def test_a_listing_sees_every_replaced_folder_when_it_is_complete(run: RunDir, m
     for step in range(70):
         run.checkpoint(step).mkdir(parents=True)
     listing = RunListing(run)
-    before = listing.list()
+    before = listing.changes().present
+    assert sorted(before) == [*range(70)]
     os.utime(run.checkpoint(0), ns=(1, 1))  # as a replacement with the same inode
     os.utime(run.checkpoint(69), ns=(1, 1))
-    later = listing.list()
-    assert [step for step in before if later[step] != before[step]] == [69]
+    assert listing.changes() == ({69: (before[69][0], 1)}, [])
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 3600)
-    assert listing.list()[0] == (before[0][0], 1)
+    run.checkpoint(5).rmdir()
+    assert listing.changes() == ({0: (before[0][0], 1)}, [5])
 
 
 def _publish(run: RunDir, step: int, content: bytes) -> None:
@@ -435,5 +438,5 @@ def test_a_source_that_polls_after_each_change_finds_what_a_new_one_finds(
         elif folder.exists():
             (folder / "manifest.json").write_bytes(b"{%d" % number)
             os.utime(folder, ns=(number, number))
-        found = {checkpoint.step: checkpoint.digest for checkpoint in source.poll()}
-        assert found == {checkpoint.step: checkpoint.digest for checkpoint in RunSource(run).poll()}
+        found = {checkpoint.step: checkpoint.digest for checkpoint in polled(source)}
+        assert found == {checkpoint.step: checkpoint.digest for checkpoint in polled(RunSource(run))}

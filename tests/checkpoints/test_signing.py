@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from testkit.polling import polled
 from understudy.checkpoints import (
     AcceptedKeys,
     CheckpointGoneError,
@@ -78,7 +79,7 @@ def publish(run: RunDir, key: Path | None, step: int = STEP, name: str = "run") 
 
 
 def fetched(run: RunDir, accepted: AcceptedKeys, step: int = STEP) -> bytes:
-    (checkpoint,) = [found for found in RunSource(run, accepted=accepted).poll() if found.step == step]
+    (checkpoint,) = [found for found in polled(RunSource(run, accepted=accepted)) if found.step == step]
     local = checkpoint.fetch(run.leases / str(checkpoint.step), verify=False)
     local.verify()
     return local.model_file.read_bytes()
@@ -99,11 +100,11 @@ def test_a_signed_checkpoint_is_accepted_also_with_one_of_several_keys(run: RunD
 def test_an_unsigned_checkpoint_is_refused_until_it_is_signed(run: RunDir, keys: Keys) -> None:
     publish(run, None)
     source = RunSource(run, accepted=keys.accepted())
-    (unsigned,) = source.poll()
+    (unsigned,) = polled(source)
     with pytest.raises(UntrustedCheckpointError, match="is not signed; sign it with understudy sign"):
         unsigned.fetch(run.leases / "7")
     sign_checkpoint(run.checkpoint(STEP), SigningKey.read(keys.own))
-    (signed,) = source.poll()
+    (signed,) = polled(source)
     assert signed.digest != unsigned.digest
     assert signed.fetch(run.leases / "7").step == STEP
     assert fetched(run, keys.accepted()) == b"the model " * 20
@@ -139,7 +140,7 @@ def test_a_checkpoint_that_must_be_signed_is_copied_so_that_its_writer_cannot_ch
     run: RunDir, keys: Keys
 ) -> None:
     publish(run, keys.own)
-    (checkpoint,) = RunSource(run, accepted=keys.accepted()).poll()
+    (checkpoint,) = polled(RunSource(run, accepted=keys.accepted()))
     local = checkpoint.fetch(run.leases / "000000000007")
     with (run.checkpoint(STEP) / "model.keras").open("r+b") as file:
         file.write(b"THE")
@@ -152,7 +153,7 @@ def test_a_checkpoint_that_must_be_signed_is_copied_so_that_its_writer_cannot_ch
 
 def test_a_checkpoint_exchanged_after_the_poll_is_checked_again(run: RunDir, keys: Keys) -> None:
     publish(run, keys.own)
-    (checkpoint,) = RunSource(run, accepted=keys.accepted()).poll()
+    (checkpoint,) = polled(RunSource(run, accepted=keys.accepted()))
     remove_folder(run.checkpoint(STEP))
     publish(run, keys.other)
     with pytest.raises(UntrustedCheckpointError, match="signed with the key"):
@@ -167,13 +168,13 @@ def test_a_checkpoint_exchanged_after_the_poll_is_checked_again(run: RunDir, key
 def test_what_an_earlier_process_leased_without_a_signature_is_refused(run: RunDir, keys: Keys) -> None:
     for key, step in ((None, 1), (keys.own, 2)):
         publish(run, key, step)
-    for checkpoint in RunSource(run).poll():
+    for checkpoint in polled(RunSource(run)):
         checkpoint.fetch(run.leases / f"{checkpoint.step}")
     with pytest.raises(UntrustedCheckpointError, match="is not signed"):
         open_local_checkpoint(run.leases / "1", accepted=keys.accepted())
     with pytest.raises(UntrustedCheckpointError, match="is not signed"):
         open_local_checkpoint(run.leases / "2", accepted=keys.accepted())  # Without keys, no signature is leased.
-    (_, signed) = RunSource(run, accepted=keys.accepted()).poll()
+    (_, signed) = polled(RunSource(run, accepted=keys.accepted()))
     signed.fetch(run.leases / "2")
     assert open_local_checkpoint(run.leases / "2", accepted=keys.accepted()).step == 2
 
@@ -209,7 +210,7 @@ def test_any_byte_that_differs_is_refused(
     }
     alter[how]()
     try:
-        found = RunSource(run, accepted=keys.accepted()).poll()
+        found = polled(RunSource(run, accepted=keys.accepted()))
         assert [checkpoint.step for checkpoint in found] == ([] if not run.committed_steps() else [STEP])
         for checkpoint in found:
             with pytest.raises((UntrustedCheckpointError, DamagedCheckpointError)):
@@ -237,9 +238,9 @@ class Clock:
 
 def foreign_refusal(source: FolderSource, clock: Clock, into: Path) -> str:
     """Return why the only checkpoint of a folder is refused, once it counts as written."""
-    assert source.poll() == []
+    assert polled(source) == []
     clock.now += 6
-    (refused,) = source.poll()
+    (refused,) = polled(source)
     with pytest.raises(UntrustedCheckpointError) as error:
         refused.fetch(into)
     return str(error.value)
@@ -255,7 +256,7 @@ def test_a_foreign_file_is_read_once_it_has_a_signature_beside_it(
     text = foreign_refusal(source, clock, tmp_path / "lease")
     assert "is not signed: there is no model-0100.keras.sig; write it with understudy sign" in text
     assert sign_checkpoint(file, SigningKey.read(keys.own)) == theirs / "model-0100.keras.sig"
-    (signed,) = source.poll()
+    (signed,) = polled(source)
     assert signed.step == 100
     private = signed.fetch(tmp_path / "lease").directory
     assert open_local_checkpoint(private, accepted=accepted).step == 100
@@ -299,14 +300,14 @@ def test_a_link_out_of_the_writer_s_folder_is_refused(theirs: Path, tmp_path: Pa
     write_keras(tmp_path / "secret.keras")
     (theirs / "model-1.keras").symlink_to(tmp_path / "secret.keras")
     source = FolderSource(theirs, tmp_path / "staging", clock=clock)
-    assert source.poll() == []
+    assert polled(source) == []
     clock.now += 6
-    (linked,) = source.poll()
+    (linked,) = polled(source)
     with pytest.raises(DamagedCheckpointError, match="symbolic link out of"):
         linked.fetch(tmp_path / "lease")
     write_keras(theirs / "model-2.keras", weight=2.0)
     (theirs / "latest.keras").symlink_to("model-2.keras")
-    assert [checkpoint.step for checkpoint in source.poll()] == [1, 2]
+    assert [checkpoint.step for checkpoint in polled(source)] == [1, 2]
 
 
 def test_a_private_key_is_for_its_owner_and_never_overwritten(tmp_path: Path) -> None:
@@ -385,14 +386,14 @@ def test_a_refused_checkpoint_is_looked_at_again_once_its_key_is_accepted(
     publish(run, keys.own, 1)
     publish(run, keys.other, 2)
     publish(run, None, 3)
-    first, refused, unsigned = source.poll()
+    first, refused, unsigned = polled(source)
     seen = source.peek()
-    assert source.poll() == [first, refused, unsigned]
+    assert polled(source) == [first, refused, unsigned]
     write_keys(file, keys.own, keys.other)
     assert source.peek() == seen
     accepted.refresh()
     assert source.peek() != seen
-    same, accepted_now, still_unsigned = source.poll()
+    same, accepted_now, still_unsigned = polled(source)
     assert (same, still_unsigned.digest) == (first, unsigned.digest)
     assert accepted_now.digest != refused.digest
     assert accepted_now.fetch(run.leases / "2").step == 2
@@ -404,12 +405,12 @@ def test_a_checkpoint_is_refused_once_its_key_is_no_longer_accepted(run: RunDir,
     source = RunSource(run, accepted=accepted)
     publish(run, keys.own, 1)
     publish(run, keys.other, 2)
-    first, second = source.poll()
+    first, second = polled(source)
     write_keys(file, keys.own)
     accepted.refresh()
     with pytest.raises(UntrustedCheckpointError, match="which is not accepted"):
         second.fetch(run.leases / "2")
-    same, refused = source.poll()
+    same, refused = polled(source)
     assert same == first
     with pytest.raises(UntrustedCheckpointError, match="which is not accepted"):
         refused.fetch(run.leases / "2")
@@ -428,11 +429,11 @@ def test_a_foreign_file_is_looked_at_again_when_the_accepted_keys_change(
     write_keys(file, keys.other)
     accepted.refresh()
     assert source.peek() != seen
-    (signed,) = source.poll()
+    (signed,) = polled(source)
     assert signed.fetch(tmp_path / "lease").step == 100
     write_keys(file, keys.own)
     accepted.refresh()
-    (refused,) = source.poll()
+    (refused,) = polled(source)
     with pytest.raises(UntrustedCheckpointError, match="which is not accepted"):
         refused.fetch(tmp_path / "lease")
 

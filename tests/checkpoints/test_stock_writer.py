@@ -13,6 +13,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from testkit.polling import polled
 from testkit.preloading import preloaded
 from understudy.checkpoints import CheckpointGoneError, FolderSource
 
@@ -69,7 +70,7 @@ def test_reading_at_full_speed_tears_nothing_and_disturbs_nobody(tmp_path: Path)
         assert writer.stdout.readline() == "writing\n"
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while len(seen) < _READ and time.monotonic() < deadline:
-            for checkpoint in source.poll():
+            for checkpoint in polled(source):
                 if checkpoint.step in seen:
                     continue
                 try:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import keras
@@ -19,9 +19,9 @@ from testkit.real_run import (
     until_served,
     wait_for_records,
 )
-from understudy.checkpoints import Checkpoint, FolderSource, RunDir, RunSource, Signature
+from understudy.checkpoints import FolderSource, RunDir, RunSource, Signature
 from understudy.checkpoints.manifest import read_manifest
-from understudy.checkpoints.source import CheckpointSource
+from understudy.checkpoints.source import Changes, CheckpointSource
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.records.ledger import Ledger
@@ -271,7 +271,7 @@ class DeletingSource(RunSource):
         super().__init__(run_dir)
         self._directory = run_dir.checkpoint(step)
 
-    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+    def poll(self, wanted: Collection[int] = ()) -> Changes:
         found = super().poll(wanted)
         if self._directory.exists():
             shutil.rmtree(self._directory)
@@ -285,7 +285,7 @@ class FailingSource(RunSource):
         super().__init__(run_dir)
         self.failures = failures
 
-    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+    def poll(self, wanted: Collection[int] = ()) -> Changes:
         if self.failures:
             self.failures -= 1
             raise OSError("stale file handle")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit.polling import polled
 from testkit.training_harness import Dense, Noisy, cluster, run
 from understudy.checkpoints import (
     AcceptedKeys,
@@ -30,7 +31,7 @@ def key(tmp_path: Path) -> Path:
 def accepted_steps(run_dir: Path, *keys: Path, name: str | None = None) -> list[int]:
     """Return the steps whose checkpoints are whole and signed."""
     accepted = AcceptedKeys([public_file(key) for key in keys], run=name or run_dir.name)
-    found = RunSource(RunDir(run_dir), accepted=accepted).poll()
+    found = polled(RunSource(RunDir(run_dir), accepted=accepted))
     return [checkpoint.fetch(run_dir / "leases" / str(checkpoint.step)).step for checkpoint in found]
 
 

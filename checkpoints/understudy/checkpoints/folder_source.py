@@ -26,10 +26,11 @@ from understudy.checkpoints.checkpoint_errors import (
 )
 from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
 from understudy.checkpoints.formats import FORMATS, Content
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints
 from understudy.checkpoints.layout import MAX_STEP
 from understudy.checkpoints.pauses import doubling_pause
 from understudy.checkpoints.signing import AcceptedKeys
-from understudy.checkpoints.source import Checkpoint, UnreadableCheckpoint, is_refused
+from understudy.checkpoints.source import Changes, Checkpoint, UnreadableCheckpoint, is_refused
 from understudy.checkpoints.stable_copy import FileChangedError
 from understudy.checkpoints.staging import ForeignCheckpoint, Staging
 from understudy.checkpoints.step_registry import StepRegistry, last_integer, number_beyond_steps
@@ -94,6 +95,7 @@ class FolderSource:
         self._accepted = accepted
         self._clock = clock
         self._files: dict[Path, _WatchedFile] = {}
+        self._found = FoundCheckpoints()
         self._staged: dict[str, float] = {}
         self._is_complete = True
         self._polls = 0
@@ -107,7 +109,12 @@ class FolderSource:
         """See `CheckpointSource`."""
         return self._is_complete
 
-    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+    @property
+    def found(self) -> Sequence[Checkpoint]:
+        """See `CheckpointSource`."""
+        return self._found.in_order()
+
+    def poll(self, wanted: Collection[int] = ()) -> Changes:
         """See `CheckpointSource`. A file that is being written appears once it is complete."""
         if self._polls == 0:
             self._staging.clear()
@@ -121,10 +128,11 @@ class FolderSource:
         self._book.keep_reserved([file.identity for file in self._files.values()])
         self._book.save()
         self._polls += 1
-        checkpoints = self._found()
+        checkpoints = self._latest()
         for digest in self._staged.keys() - {checkpoint.digest for checkpoint in checkpoints}:
             self._drop_copy(digest)
-        return sorted([*checkpoints, *gone], key=lambda checkpoint: checkpoint.step)
+        self._found.replace([*checkpoints, *gone])
+        return self._found.take_changes()
 
     def _note(self, origin: ForeignFiles, stamps: Stamps) -> bool:
         """Record the current status of a checkpoint's files; return whether to read them."""
@@ -181,7 +189,7 @@ class FolderSource:
         """Raise UnsupportedFormatError if the folder's content is not supported; see `poll`."""
         self._list_paths()
 
-    def _found(self) -> Collection[Checkpoint]:
+    def _latest(self) -> Collection[Checkpoint]:
         """Return the latest checkpoint of each file, without duplicate models."""
         checkpoints = (file.checkpoint for file in self._files.values())
         return {checkpoint.digest: checkpoint for checkpoint in checkpoints if checkpoint}.values()

@@ -7,6 +7,8 @@ import heapq
 import logging
 import os
 import time
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from understudy.checkpoints.layout import MAX_STEP, RunDir, parse_number
 
@@ -26,6 +28,18 @@ _Folder = tuple[int, FolderStamp]
 """A step, and the status of its folder. A tuple, as there may be 100,000 of them."""
 
 
+class FolderChanges(NamedTuple):
+    """What has changed in a folder of checkpoints.
+
+    Attributes:
+        present: The folders that are new, or were replaced or changed, by their steps.
+        gone: The steps of the folders that are gone.
+    """
+
+    present: Mapping[int, FolderStamp]
+    gone: Collection[int]
+
+
 class RunListing:
     """Lists the folders of a run's checkpoints, committed or not. For one thread at a time.
 
@@ -43,25 +57,33 @@ class RunListing:
         self._refused: set[str] = set()
         self._complete_from = 0.0
 
-    def list(self) -> dict[int, FolderStamp]:
-        """Return the folders by their steps."""
+    def changes(self) -> FolderChanges:
+        """List the folders; return what has changed since the last call."""
         began = time.monotonic()
         is_complete = began >= self._complete_from
-        known = {} if is_complete else self._folders
-        newest = min(heapq.nlargest(_NEWEST, (step for step, _ in known.values())), default=0)
+        before = self._folders
+        newest = min(heapq.nlargest(_NEWEST, (step for step, _ in before.values())), default=0)
         found: dict[str, _Folder] = {}
+        present: dict[int, FolderStamp] = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(self._run.checkpoints) as entries:
             for entry in entries:
-                folder = known.get(name := entry.name)
-                if folder is None or folder[0] >= newest or folder[1][0] != entry.inode():
+                known = folder = before.get(name := entry.name)
+                if is_complete or known is None or known[0] >= newest or known[1][0] != entry.inode():
                     folder = self._read(entry)
-                if folder is not None:
-                    found[name] = folder
+                if folder is None:
+                    continue
+                found[name] = folder
+                if folder != known:
+                    present[folder[0]] = folder[1]
         self._folders = found
         if is_complete:
             ended = time.monotonic()
             self._complete_from = ended + max(_COMPLETE_SECONDS, (ended - began) / _COMPLETE_SHARE)
-        return dict(found.values())
+        return FolderChanges(present, [before[name][0] for name in before.keys() - found.keys()])
+
+    def forget(self, step: int) -> None:
+        """Have the next call of `changes` return a folder again if it is there."""
+        self._folders.pop(self._run.checkpoint(step).name, None)
 
     def _read(self, entry: os.DirEntry[str]) -> _Folder | None:
         step = parse_number(entry.name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
+import itertools
 import logging
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 
 from understudy.checkpoints.checkpoint_errors import (
@@ -17,11 +18,12 @@ from understudy.checkpoints.checkpoint_errors import (
     DamagedCheckpointError,
     UntrustedCheckpointError,
 )
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints
 from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
 from understudy.checkpoints.manifest import SIGNATURE_FILE
 from understudy.checkpoints.run_listing import FolderStamp, RunListing
 from understudy.checkpoints.signing import AcceptedKeys
-from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint, UnreadableCheckpoint, is_refused
+from understudy.checkpoints.source import Changes, Checkpoint, PublishedCheckpoint, UnreadableCheckpoint, is_refused
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +32,7 @@ _Stamp = tuple[int, int, int] | None
 
 _READ_AT_FIRST = 16
 _READ_AT_ONCE = 512
-_READ_SHARE = 4
-"""How many manifests a poll reads: few at first, so that it finds the newest checkpoint at once; then `_READ_AT_ONCE`,
-or this share of those that are known. What follows a poll takes time for each known checkpoint, so polls of a fixed
-size would take quadratic time together."""
+"""How many manifests a poll reads: few at first, so that it finds the newest checkpoint at once."""
 
 _RETRIED_AT_ONCE = 64
 """How many checkpoints that could not be read a poll tries again, in turn."""
@@ -65,14 +64,16 @@ class RunSource:
         self._accepted = accepted
         self._is_private = is_private
         self._lister = RunListing(run_dir)
+        self._folders: dict[int, FolderStamp] = {}
+        self._unread: set[int] = set()
+        self._unread_heap: list[int] = []  # negated steps, of which some may have been read
         self._known: dict[int, tuple[FolderStamp, Checkpoint]] = {}
         self._unreadable: dict[int, tuple[tuple[_Stamp, _Stamp], Checkpoint]] = {}
-        self._uncommitted: dict[int, FolderStamp] = {}
-        self._retries: deque[int] = deque()
-        self._unread: Sequence[int] = ()
-        self._folders: dict[int, FolderStamp] = {}
+        self._uncommitted: dict[int, None] = {}
+        self._retries: OrderedDict[int, None] = OrderedDict()
+        self._gone: set[int] = set()
         self._listing: _Listing | None = None
-        self._found: list[Checkpoint] = []
+        self._found = FoundCheckpoints()
         self._keys = self._accepted_now()
 
     @property
@@ -80,14 +81,25 @@ class RunSource:
         """See `CheckpointSource`."""
         return not self._unread
 
-    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+    @property
+    def found(self) -> Sequence[Checkpoint]:
         """See `CheckpointSource`."""
+        return self._found.in_order()
+
+    def poll(self, wanted: Collection[int] = ()) -> Changes:
+        """See `CheckpointSource`."""
+        self._clear_gone()
         self._forget_decided()
-        if self._listing is None or not self._listing.is_still_true(self._changed_at()) or self._unread:
-            self._refresh(wanted)
-        elif self._retries:
+        is_current = self._listing is not None and self._listing.is_still_true(self._changed_at())
+        if not is_current or self._unread:
+            self._refresh(wanted, is_current=is_current)
+        else:
             self._retry()
-        return self._found
+        return self._found.take_changes()
+
+    def find(self, step: int) -> Checkpoint | None:
+        """Return the checkpoint of a step that the last `poll` left, or None."""
+        return self._found.get(step)
 
     def peek(self) -> object:
         """See `CheckpointSource`."""
@@ -101,12 +113,19 @@ class RunSource:
         before, self._keys = self._keys, self._accepted_now()
         if self._keys == before:
             return
-        refused = [step for step, known in self._unreadable.items() if is_refused(known[1])]
-        for step in refused:
-            del self._unreadable[step]
+        forgotten = [step for step, known in self._unreadable.items() if is_refused(known[1])]
         if before - self._keys:
-            self._known.clear()
+            forgotten += self._known
+        for step in forgotten:
+            self._forget(step)
+        self._add_unread(forgotten)
         self._listing = None
+
+    def _forget(self, step: int) -> None:
+        self._known.pop(step, None)
+        self._unreadable.pop(step, None)
+        self._uncommitted.pop(step, None)
+        self._note(step)
 
     def _changed_at(self) -> int | None:
         """Return when the folder was changed. Committing a checkpoint renames a folder in it, which changes that."""
@@ -115,51 +134,97 @@ class RunSource:
         except OSError:
             return None
 
-    def _refresh(self, wanted: Collection[int]) -> None:
-        limit = _READ_AT_FIRST if self._listing is None else max(_READ_AT_ONCE, len(self._known) // _READ_SHARE)
-        began = time.monotonic()
-        changed_at = self._changed_at()
-        is_known = self._listing is not None and bool(self._unread) and self._listing.is_still_true(changed_at)
-        folders = self._folders if is_known else self._lister.list()
-        seconds = time.monotonic() - began
-        gone = [_gone(self._run, step) for step in self._unread if step not in folders]
-        self._known = {step: known for step, known in self._known.items() if folders.get(step) == known[0]}
-        self._unreadable = {step: known for step, known in self._unreadable.items() if step in folders}
-        self._uncommitted = {step: folders[step] for step in self._uncommitted if step in folders}
-        untried = folders.keys() - self._known.keys() - self._unreadable.keys() - self._uncommitted.keys()
-        unread = sorted(untried, key=lambda step: (step not in wanted, -step))
-        limit += len(wanted)
-        self._unread = unread[limit:]
-        again = [*self._unreadable, *self._uncommitted]
-        now = (*unread[:limit], *again[:_RETRIED_AT_ONCE])
-        gone += [_gone(self._run, step) for step in now if not self._read(step, folders[step])]
-        self._publish(gone)
-        self._folders = folders if self._unread else {}
-        if not is_known:
-            self._listing = _Listing.of(changed_at, seconds=seconds)
-        if gone:
-            self._listing = self._listing and self._listing.expired()
+    def _refresh(self, wanted: Collection[int], *, is_current: bool) -> None:
+        limit = _READ_AT_FIRST if self._listing is None else _READ_AT_ONCE
+        if not is_current:
+            self._list()
+        unread = {step for step in wanted if step in self._unread} | self._newest_unread(limit)
+        again = itertools.islice(itertools.chain(self._unreadable, self._uncommitted), _RETRIED_AT_ONCE)
+        try:
+            for step in sorted((*unread, *again)):
+                if not self._read(step, self._folders[step]):
+                    self._note_gone(step)
+                    self._have_listed_again(step)
+                self._unread.discard(step)
+                self._note(step)
+        finally:
+            self._add_unread(unread & self._unread)
+
+    def _add_unread(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            self._unread.add(step)
+            heapq.heappush(self._unread_heap, -step)
+
+    def _newest_unread(self, limit: int) -> set[int]:
+        """Take up to this many steps from the heap."""
+        newest: set[int] = set()
+        while self._unread_heap and len(newest) < limit:
+            step = -heapq.heappop(self._unread_heap)
+            if step in self._unread:
+                newest.add(step)
+        return newest
+
+    def _list(self) -> None:
+        """List the folder, and take in what has changed there."""
+        changed_at, began = self._changed_at(), time.monotonic()
+        changes = self._lister.changes()
+        self._listing = _Listing.of(changed_at, seconds=time.monotonic() - began)
+        for step in changes.gone:
+            del self._folders[step]
+            if step in self._unread:
+                self._unread.remove(step)
+                self._note_gone(step)
+            self._forget(step)
+        for step, folder in changes.present.items():
+            self._folders[step] = folder
+            known = self._known.get(step)
+            if known is not None and known[0] != folder:
+                self._forget(step)
+            if not (step in self._known or self._waits(step)):
+                self._add_unread([step])
 
     def _retry(self) -> None:
         """Look again at some of the checkpoints that could not be read."""
-        changed = False
-        for _ in range(min(len(self._retries), _RETRIED_AT_ONCE)):
-            step = self._retries.popleft()
-            self._retries.append(step)
-            before = self._unreadable.get(step)
+        for step in list(itertools.islice(self._retries, _RETRIED_AT_ONCE)):
+            self._retries.move_to_end(step)
             folder = self._folder_stamp(step)
-            if folder is None or not self._read(step, folder):
-                self._listing = None if self._listing is None else self._listing.expired()
-            changed |= step in self._known or self._unreadable.get(step) != before
-        if changed:
-            self._publish([])
+            if folder is None:
+                self._listing = self._listing and self._listing.expired()
+            elif not self._read(step, folder):
+                self._have_listed_again(step)
+            self._note(step)
 
-    def _publish(self, gone: Iterable[Checkpoint]) -> None:
-        found = [checkpoint for _, checkpoint in (*self._known.values(), *self._unreadable.values())]
-        self._found = sorted((*found, *gone), key=attrgetter("step"))
-        waiting = self._unreadable.keys() | self._uncommitted.keys()
-        kept = [step for step in self._retries if step in waiting]
-        self._retries = deque([*sorted(waiting.difference(kept), reverse=True), *kept])
+    def _have_listed_again(self, step: int) -> None:
+        """List the folder in the next poll, which finds this step anew if it is there."""
+        self._listing = self._listing and self._listing.expired()
+        self._lister.forget(step)
+        del self._folders[step]
+        self._forget(step)
+
+    def _waits(self, step: int) -> bool:
+        """Whether a checkpoint could not be read, and is tried again."""
+        return step in self._unreadable or step in self._uncommitted
+
+    def _note(self, step: int) -> None:
+        """Take over what is known of a step now: the newest that could not be read is tried again first."""
+        if not self._waits(step):
+            self._retries.pop(step, None)
+        elif step not in self._retries:
+            self._retries[step] = None
+            self._retries.move_to_end(step, last=False)
+        if step not in self._gone:
+            known = self._known.get(step) or self._unreadable.get(step)
+            self._found.set(step, known and known[1])
+
+    def _note_gone(self, step: int) -> None:
+        """Have a checkpoint that was listed and then deleted there until the next poll."""
+        self._gone.add(step)
+        self._found.set(step, _gone(self._run, step))
+
+    def _clear_gone(self) -> None:
+        gone, self._gone = self._gone, set()
+        for step in gone:
+            self._note(step)
 
     def _folder_stamp(self, step: int) -> FolderStamp | None:
         try:
@@ -185,11 +250,11 @@ class RunSource:
         except FileNotFoundError:
             if not directory.exists():
                 return False
-            self._uncommitted[step] = folder
+            self._uncommitted[step] = None
         except CheckpointError as error:
             self._unreadable[step] = stamps, _unreadable(directory, step, stamps, error)
         except OSError as error:  # It says nothing about the checkpoint.
-            self._uncommitted[step] = folder
+            self._uncommitted[step] = None
             _log.warning("a checkpoint is to be read again", extra={"step": step, "reason": str(error)})
         return True
 

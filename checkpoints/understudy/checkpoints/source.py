@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -82,21 +82,30 @@ class Checkpoint(Protocol):
         """
 
 
+Changes = Mapping[int, Checkpoint | None]
+"""The steps whose checkpoint is another one than before, or gone: None."""
+
+
 class CheckpointSource(Protocol):
-    """A place where checkpoints appear. `poll` is for one thread at a time."""
+    """A place where checkpoints appear. For one thread at a time."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last `poll` returned all checkpoints. If not, the next one returns more."""
+        """Whether the last `poll` found all checkpoints. If not, the next one finds more."""
 
-    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
-        """Return the committed checkpoints in step order, including damaged ones, whose `fetch` raises the error.
+    @property
+    def found(self) -> Sequence[Checkpoint]:
+        """The checkpoints that the last `poll` left, in step order."""
 
-        If many are new, the first call returns the newest and later calls return the others. A checkpoint that was
-        listed, and deleted before it could be read, is returned once.
+    def poll(self, wanted: Collection[int] = ()) -> Changes:
+        """Look for committed checkpoints; return what has changed since the last call.
+
+        Damaged ones are among them; their `fetch` raises the error. If many are new, the first call finds the newest
+        and later calls find the others. A checkpoint that was listed, and deleted before it could be read, is there
+        until the next call.
 
         Args:
-            wanted: The steps to return first.
+            wanted: The steps to find first.
 
         Raises:
             UnsupportedFormatError: The location holds only unsupported formats.

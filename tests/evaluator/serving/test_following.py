@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit.polling import polled
 from understudy.checkpoints.layout import MAX_STEP, MODEL_FILE, RunDir
 from understudy.checkpoints.manifest import Manifest
 from understudy.checkpoints.publish import CheckpointPublisher
@@ -96,7 +97,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def steps(source: NetworkFollowing) -> list[int]:
-    return [checkpoint.step for checkpoint in source.poll()]
+    return [checkpoint.step for checkpoint in polled(source)]
 
 
 def test_a_download_that_breaks_goes_on_where_it_was(run: RunDir, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_a_download_that_breaks_goes_on_where_it_was(run: RunDir, tmp_path: Path
     with followed(link, tmp_path / "state") as source:
         link.decide(decision)
         until(lambda: steps(source) == [10])
-        assert source.poll()[0].digest == decision.digest
+        assert polled(source)[0].digest == decision.digest
     assert link.offsets == [0, 4 * PIECE]
 
 

@@ -11,7 +11,7 @@ from understudy.checkpoints.formats.tf_checkpoint import STATE_FILE
 from understudy.checkpoints.fs import remove_folder, sweep
 from understudy.checkpoints.remote.files import RemoteFiles, local_status, mirror_file
 from understudy.checkpoints.signing import SIGNATURE_SUFFIX
-from understudy.checkpoints.source import Checkpoint
+from understudy.checkpoints.source import Changes, Checkpoint
 
 _PATTERNS = ("*.keras", "*.h5", "*.index", "*.data-*-of-*", STATE_FILE, f"*{SIGNATURE_SUFFIX}")
 """The files of a folder that may be part of a checkpoint. Others, such as logs, are not fetched."""
@@ -37,7 +37,12 @@ class RemoteFolderSource:
         """See `CheckpointSource`."""
         return self._local.is_complete
 
-    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+    @property
+    def found(self) -> Sequence[Checkpoint]:
+        """See `CheckpointSource`."""
+        return self._local.found
+
+    def poll(self, wanted: Collection[int] = ()) -> Changes:
         """See `CheckpointSource`."""
         if self.is_complete:
             self.fetch()

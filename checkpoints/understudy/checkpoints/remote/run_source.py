@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from understudy.checkpoints.checkpoint_errors import CheckpointGoneError, DamagedCheckpointError
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints
 from understudy.checkpoints.fs import remove_folder, sweep, temporary_folder
 from understudy.checkpoints.layout import MANIFEST_FILE, RunDir, parse_number
 from understudy.checkpoints.low_priority import at_low_priority
@@ -24,7 +25,7 @@ from understudy.checkpoints.manifest import LARGEST_BYTES, SIGNATURE_FILE, FileE
 from understudy.checkpoints.remote.files import FileStatus, RemoteFiles, local_status, mirror_file
 from understudy.checkpoints.run_source import RunSource
 from understudy.checkpoints.signing import AcceptedKeys
-from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint
+from understudy.checkpoints.source import Changes, Checkpoint, PublishedCheckpoint
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +57,7 @@ class RemoteRunSource:
         self._is_mirrored = True
         self._refused: set[str] = set()
         self._list_from = -math.inf
-        self._polled: Sequence[Checkpoint] = ()
-        self._found: Sequence[Checkpoint] = ()
+        self._found = FoundCheckpoints()
 
     @property
     def is_complete(self) -> bool:
@@ -69,15 +69,18 @@ class RemoteRunSource:
         if not self._files.list(_chosen):
             _log.warning("there is no run folder %s; waiting for it to appear", self._files.url)
 
-    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+    @property
+    def found(self) -> Sequence[Checkpoint]:
+        """See `CheckpointSource`."""
+        return self._found.in_order()
+
+    def poll(self, wanted: Collection[int] = ()) -> Changes:
         """See `CheckpointSource`."""
         if not self._is_mirrored or time.monotonic() >= self._list_from:
             self._refresh(wanted)
-        polled = self._local.poll(wanted)
-        if polled is not self._polled:
-            self._polled = polled
-            self._found = [_RemoteCheckpoint.of(checkpoint, self._files) for checkpoint in polled]
-        return self._found
+        for step, checkpoint in self._local.poll(wanted).items():
+            self._found.set(step, checkpoint and _RemoteCheckpoint.of(checkpoint, self._files))
+        return self._found.take_changes()
 
     def peek(self) -> object:
         """See `CheckpointSource`, and that of the mirror."""

@@ -187,12 +187,12 @@ class CheckpointExporter:
         """Return the checkpoints of the remote run folder."""
         source = RemoteRunSource(files, RunDir(mirror), accepted=self._accepted)
         try:
-            found = source.poll(wanted)
+            source.poll(wanted)
             while not source.is_complete:
-                found = source.poll(wanted)
+                source.poll(wanted)
         except OSError as error:
             raise LoadError(f"{files.url} cannot be read: {error}") from error
-        return found
+        return source.found
 
     def _fetch(self, checkpoint: Checkpoint, into: Path) -> LocalCheckpoint:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -19,7 +19,7 @@ from understudy.checkpoints.layout import MANIFEST_FILE, parse_step, step_name
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint, open_local_checkpoint, read_private_manifest
 from understudy.checkpoints.manifest import SIGNATURE_FILE
 from understudy.checkpoints.signing import AcceptedKeys
-from understudy.checkpoints.source import Checkpoint, CheckpointSource
+from understudy.checkpoints.source import Changes, Checkpoint, CheckpointSource
 from understudy.evaluator.evaluator_errors import VersionNotFoundError, available_steps
 from understudy.evaluator.step_changes import StepChanges
 from understudy.evaluator.types import CheckpointInfo
@@ -68,7 +68,6 @@ class CheckpointStore:
         steps = {parse_step(folder.name) for folder in directory.iterdir()}
         self._leftovers = {step for step in steps if step is not None}
         self._strange_leftovers: SortedSet[int] = SortedSet(self._leftovers)
-        self._polled: Sequence[Checkpoint] | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -85,31 +84,33 @@ class CheckpointStore:
             understudy.checkpoints.checkpoint_errors.UnsupportedFormatError: The source holds only unsupported formats.
             OSError: The source could not be read.
         """
-        polled = self._source.poll(wanted)
-        if polled is not self._polled:
-            self._take_in({checkpoint.step: checkpoint for checkpoint in polled})
-            self._polled = polled
+        self._take_in(self._source.poll(wanted))
         self._adopt_leftovers(wanted)
 
-    def _take_in(self, offered: Mapping[int, Checkpoint]) -> None:
-        changed = set()
+    def _take_in(self, changes: Changes) -> None:
         with self._lock:
-            self._strange_leftovers -= offered.keys()
-            for step, checkpoint in offered.items():
-                item = self._items.get(step)
-                if item is None or item.info.digest != checkpoint.digest:
-                    self._items[step] = _Item(info=_info(checkpoint), offered=checkpoint)
-                    changed.add(step)
-                elif item.offered is not checkpoint:
-                    item.offered = checkpoint
-                    changed.add(step)
-            for step in [step for step, item in self._items.items() if item.offered and step not in offered]:
-                item = self._items[step]
-                item.offered = None
-                changed.add(step)
-                if not item.leases and step not in self._leftovers:
-                    del self._items[step]
-        self.changes.note(*changed)
+            for step, checkpoint in changes.items():
+                if checkpoint is None:
+                    self._withdraw(step)
+                else:
+                    self._offer(checkpoint)
+        self.changes.note(*changes)
+
+    def _offer(self, checkpoint: Checkpoint) -> None:
+        step = checkpoint.step
+        self._strange_leftovers.discard(step)
+        item = self._items.get(step)
+        if item is None or item.info.digest != checkpoint.digest:
+            self._items[step] = _Item(info=_info(checkpoint), offered=checkpoint)
+        else:
+            item.offered = checkpoint
+
+    def _withdraw(self, step: int) -> None:
+        item = self._items.get(step)
+        if item is not None:
+            item.offered = None
+            if not item.leases and step not in self._leftovers:
+                del self._items[step]
 
     def peek(self) -> object:
         """Return a value that differs from the last one if `refresh` may find something new. Cheap."""

@@ -15,6 +15,7 @@ from typing import Protocol
 from understudy.checkpoints.atomic import write_bytes, write_json
 from understudy.checkpoints.checkpoint_errors import CheckpointError, DamagedCheckpointError
 from understudy.checkpoints.detached import INNER_NAME
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints
 from understudy.checkpoints.fs import remove_folder, sweep
 from understudy.checkpoints.layout import MANIFEST_FILE, MAX_STEP, RunDir
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint, read_private_manifest
@@ -22,7 +23,7 @@ from understudy.checkpoints.manifest import SIGNATURE_FILE, FileEntry, Manifest,
 from understudy.checkpoints.pauses import doubling_pause
 from understudy.checkpoints.run_source import RunSource
 from understudy.checkpoints.signing import AcceptedKeys
-from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint
+from understudy.checkpoints.source import Changes, Checkpoint, PublishedCheckpoint
 from understudy.evaluator.evaluator_errors import AnotherEvaluatorError, OutOfResourcesError
 from understudy.evaluator.serving.decision_file import ServingDecision, ServingReport, decode_decision
 from understudy.evaluator.types import CheckpointKey
@@ -116,8 +117,8 @@ class NetworkFollowing:
         self._clock = clock
         self._downloaded = RunSource(self._downloads, accepted=accepted, is_private=True)
         self._shared = None if run is None else RunSource(run, accepted=accepted)
-        self._polled: Sequence[Checkpoint] = ()
-        self._sources: tuple[object, ...] = ()
+        self._found = FoundCheckpoints()
+        self._changed_steps: set[int] = set()
         self._lock = threading.Lock()
         self._remembered = _remembered(self._file)
         self._decision: ServingDecision | None = None
@@ -182,19 +183,23 @@ class NetworkFollowing:
         """See `CheckpointSource`."""
         return self._downloaded.is_complete and (self._shared is None or self._shared.is_complete)
 
-    def poll(self, wanted: Collection[int] = ()) -> Sequence[Checkpoint]:
+    @property
+    def found(self) -> Sequence[Checkpoint]:
+        """See `CheckpointSource`."""
+        return self._found.in_order()
+
+    def poll(self, wanted: Collection[int] = ()) -> Changes:
         """See `CheckpointSource`. A downloaded checkpoint goes before another one of the same step."""
         with self._changed:
             self._changed.notify_all()  # the accepted keys may have changed
-        downloaded = self._downloaded.poll(wanted)
-        shared = () if self._shared is None else self._shared.poll(wanted)
-        sources = (downloaded, shared)
-        if len(self._sources) != len(sources) or any(
-            new is not old for new, old in zip(sources, self._sources, strict=True)
-        ):
-            found = {checkpoint.step: checkpoint for checkpoint in (*shared, *downloaded)}
-            self._sources, self._polled = sources, [found[step] for step in sorted(found)]
-        return self._polled
+        self._changed_steps |= self._downloaded.poll(wanted).keys()
+        if self._shared is not None:
+            self._changed_steps |= self._shared.poll(wanted).keys()
+        for step in self._changed_steps:
+            shared = None if self._shared is None else self._shared.find(step)
+            self._found.set(step, self._downloaded.find(step) or shared)
+        self._changed_steps.clear()
+        return self._found.take_changes()
 
     def peek(self) -> object:
         """See `CheckpointSource`."""
