@@ -23,10 +23,11 @@ from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.gates import Gate, build_gate, further_dataset
-from understudy.evaluator.serving.promotion import BestFile, PinFile
+from understudy.evaluator.serving.promotion import BestFile, Pin, PinFile
 from understudy.evaluator.serving.ranking import Ranking, parse_monitor
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.serving_history import ServingHistory
+from understudy.evaluator.serving.serving_target import ServingTarget
 from understudy.evaluator.settings import EvaluationPolicy, EvaluatorSettings, VersionPolicy
 from understudy.evaluator.types import Array, CheckpointInfo, EvaluationOutcome, EvaluationResult
 
@@ -70,15 +71,24 @@ class WatcherHarness:
             listener=lambda record: self.ranking.observe([record]),
         )
         self.backlog = Backlog()
-        self.controller = ServingController(
+        pin, history = Pin(PinFile(state)), ServingHistory(state)
+        self.target = ServingTarget(
             policy=serve,
             store=lifecycle.store,
             quarantine=lifecycle.quarantine,
             ranking=self.ranking,
             gatekeeper=None if wanted is None else self.gatekeeper(wanted),
             manager=lifecycle.manager,
-            pin_file=PinFile(state),
-            history=ServingHistory(state),
+            pin=pin,
+            history=history,
+        )
+        self.controller = ServingController(
+            target=self.target,
+            store=lifecycle.store,
+            ranking=self.ranking,
+            manager=lifecycle.manager,
+            pin=pin,
+            history=history,
             latest_step=lambda: lifecycle.version_monitor.latest_step,
             on_settled=self.wake,
         )
@@ -89,6 +99,7 @@ class WatcherHarness:
             quarantine=lifecycle.quarantine,
             recorder=self.recorder,
             ranking=self.ranking,
+            target=self.target,
             controller=self.controller,
             backlog=self.backlog,
             best_file=BestFile(state, self.monitor),

@@ -99,7 +99,7 @@ class EvaluatorState(EvaluatorLifecycle):
 
     def step_without_pin(self) -> int | None:
         """Return the step that `unpin` serves, or None if that keeps the serving one."""
-        return self._components.controller.target_without_pin()
+        return self._components.target.step_without_pin()
 
     @property
     def decision(self) -> ServingDecision | None:
@@ -112,7 +112,7 @@ class EvaluatorState(EvaluatorLifecycle):
 
     def use_fleet(self, reports: Callable[[], Sequence[ServerReport]]) -> None:
         """Set what returns the connected servers that follow this evaluator, for rollouts. It must be quick."""
-        if (rollout := self._components.controller.rollout) is not None:
+        if (rollout := self._components.target.rollout) is not None:
             rollout.use_fleet(reports)
 
     @property
@@ -123,7 +123,7 @@ class EvaluatorState(EvaluatorLifecycle):
     @property
     def rollout(self) -> RunningRollout | None:
         """The rollout that is under way; None if there is none."""
-        rollout = self._components.controller.rollout
+        rollout = self._components.target.rollout
         return None if rollout is None else rollout.running
 
     @property

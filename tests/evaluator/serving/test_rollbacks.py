@@ -79,7 +79,7 @@ def test_rollbacks_go_further_back_over_a_restart_although_the_trainer_deleted_w
     harness.close()
 
     again = make_harness()
-    assert again.controller.returnable_steps() == {1, 2}, "before they are found"
+    assert again.target.returnable_steps() == {1, 2}, "before they are found"
     again.lifecycle.may_load.clear()
     again.watcher._reconcile()
     assert again.watcher._is_done

@@ -14,11 +14,12 @@ from understudy.evaluator.evaluator_errors import (
     StorageError,
     VersionNotFoundError,
 )
-from understudy.evaluator.serving.promotion import PIN_FILE, PinFile
+from understudy.evaluator.serving.promotion import PIN_FILE, Pin, PinFile
 from understudy.evaluator.serving.ranking import Ranking
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.serving_history import ServingHistory
+from understudy.evaluator.serving.serving_target import ServingTarget
 
 
 @pytest.fixture
@@ -27,15 +28,24 @@ def controller(lifecycle: TextLifecycle, tmp_path: Path) -> ServingController:
 
 
 def direct(lifecycle: TextLifecycle, folder: Path) -> ServingController:
-    return ServingController(
+    ranking, pin, history = Ranking(None), Pin(PinFile(folder)), ServingHistory(folder)
+    target = ServingTarget(
         policy="latest",
         store=lifecycle.store,
         quarantine=lifecycle.quarantine,
-        ranking=Ranking(None),
+        ranking=ranking,
         gatekeeper=None,
         manager=lifecycle.manager,
-        pin_file=PinFile(folder),
-        history=ServingHistory(folder),
+        pin=pin,
+        history=history,
+    )
+    return ServingController(
+        target=target,
+        store=lifecycle.store,
+        ranking=ranking,
+        manager=lifecycle.manager,
+        pin=pin,
+        history=history,
         latest_step=lambda: lifecycle.version_monitor.latest_step,
         on_settled=lambda: None,
     )
@@ -74,7 +84,7 @@ def test_with_the_latest_in_quarantine_the_one_before_starts_serving(
 
     assert serving(lifecycle) == 1
     lifecycle.clock.now += 1
-    assert controller.target() == 2
+    assert controller._target.step() == 2
 
 
 def test_a_pin_keeps_a_newer_checkpoint_out_of_serving(
@@ -203,14 +213,14 @@ def test_a_pin_in_the_moment_of_a_promotion_by_the_policy_is_not_undone_by_it(
     lifecycle.publish(1)
     settle(lifecycle, controller)
     lifecycle.publish(2)
-    choose = controller.target
+    choose = controller._target.step
 
     def pinned_meanwhile() -> int | None:
         chosen = choose()
         controller.pin(1).result(WAIT_SECONDS)
         return chosen
 
-    monkeypatch.setattr(controller, "target", pinned_meanwhile)
+    monkeypatch.setattr(controller._target, "step", pinned_meanwhile)
     settle(lifecycle, controller)
     assert serving(lifecycle) == 1
     assert lifecycle.promoted == [1]
@@ -221,7 +231,7 @@ def test_a_pin_is_not_superseded_by_the_policy_that_chooses_the_same_step_while_
 ) -> None:
     lifecycle.publish(1, 2)
     lifecycle.may_load.clear()
-    choose, promote, has_chosen = controller.target, controller._promote, threading.Event()
+    choose, promote, has_chosen = controller._target.step, controller._promote, threading.Event()
     reconciling = threading.Thread(target=controller.reconcile)
 
     def chosen() -> int | None:
@@ -235,7 +245,7 @@ def test_a_pin_is_not_superseded_by_the_policy_that_chooses_the_same_step_while_
             assert has_chosen.wait(WAIT_SECONDS)
         return promote(step, deadline)
 
-    monkeypatch.setattr(controller, "target", chosen)
+    monkeypatch.setattr(controller._target, "step", chosen)
     monkeypatch.setattr(controller, "_promote", followed_meanwhile)
     change = controller.pin(1)
     reconciling.join(WAIT_SECONDS)

@@ -46,6 +46,7 @@ from understudy.evaluator.serving.checkpoint_watcher import CheckpointWatcher
 from understudy.evaluator.serving.decision_file import DecisionFile
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
+from understudy.evaluator.serving.serving_target import ServingTarget
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.sharding.cluster_scoring import ClusterScoring
@@ -63,6 +64,7 @@ class Components:
     store: CheckpointStore
     version_monitor: VersionStateMonitor
     manager: ServableManager
+    target: ServingTarget
     controller: ServingController
     backlog: Backlog
     watcher: CheckpointWatcher
@@ -110,15 +112,17 @@ def start_components(
     on_cluster = _scorer(inputs, plan, records, serving, outputs=cluster)
     on_demand = _on_demand(scorer, records, known, serving)
     _close_serving(stack, serving, on_demand, remaining_seconds)
-    controller = build_controller(inputs, plan, records, known, manager=serving.manager, wake=wake)
-    promotions.tell(known, records.events, controller, serving, on_promoted)
+    target, controller = build_controller(inputs, plan, records, known, manager=serving.manager, wake=wake)
+    promotions.tell(
+        known, records.events, target=target, controller=controller, serving=serving, on_promoted=on_promoted
+    )
     backlog = Backlog()
     worker = _worker(settings, on_cluster, records, known, manager=serving.manager, backlog=backlog, on_progress=wake)
     wake.watcher = watcher = build_watcher(
-        settings, plan, records, known, manager=serving.manager, controller=controller, backlog=backlog
+        settings, plan, records, known, manager=serving.manager, target=target, controller=controller, backlog=backlog
     )
 
-    shadow = _shadow(inputs, known, serving, controller)
+    shadow = _shadow(inputs, known, serving, target)
     if inputs.following is not None:
         stack.callback(inputs.following.close)
         inputs.following.start(on_decision=wake, on_downloaded=known.quarantine.clear)
@@ -136,6 +140,7 @@ def start_components(
         store=known.store,
         version_monitor=known.version_monitor,
         manager=serving.manager,
+        target=target,
         controller=controller,
         backlog=backlog,
         watcher=watcher,
@@ -151,9 +156,7 @@ def start_components(
     )
 
 
-def _shadow(
-    inputs: EvaluatorInputs, known: Known, serving: Serving, controller: ServingController
-) -> ShadowComparer | None:
+def _shadow(inputs: EvaluatorInputs, known: Known, serving: Serving, target: ServingTarget) -> ShadowComparer | None:
     """Return what compares versions on live requests, if this server may be asked to."""
     rollout, following = known.rollout, inputs.following
     if following is None and (rollout is None or not isinstance(rollout.plan, ShadowPlan)):
@@ -162,7 +165,7 @@ def _shadow(
         manager=serving.manager,
         engine=serving.engine,
         find=known.store.find,
-        wanted=lambda: controller.shadow,
+        wanted=lambda: target.shadow,
         problem=lambda: "" if following is None else following.problem,
     )
     if rollout is not None:

@@ -28,12 +28,13 @@ from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.freezer import SETTLING_SECONDS, Freezer
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.gates import Gate
-from understudy.evaluator.serving.promotion import BestFile, PinFile
+from understudy.evaluator.serving.promotion import BestFile, Pin, PinFile
 from understudy.evaluator.serving.quarantine import Quarantine
 from understudy.evaluator.serving.rollout import Rollout, open_rollout
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
 from understudy.evaluator.serving.serving_history import ServingHistory
+from understudy.evaluator.serving.serving_target import ServingTarget
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE, EvaluatorSettings
 from understudy.evaluator.tuning.choice import FoundSettings, Threads
@@ -259,28 +260,43 @@ def build_controller(
     *,
     manager: ServableManager,
     wake: Callable[[], None],
-) -> ServingController:
-    """Build what decides which checkpoint serves; ``wake`` is called when a pin or its removal is settled."""
+) -> tuple[ServingTarget, ServingController]:
+    """Build what decides which checkpoint serves, and what has it served.
+
+    ``wake`` is called when a pin or its removal is settled.
+    """
     settings = inputs.settings
     folder = settings.follow_folder
     followed = inputs.following or (None if folder is None else FollowedDecision(folder))
     gatekeeper = None if plan.gate is None else _gatekeeper(plan.gate, inputs, records)
     if gatekeeper is not None:
         manager.explain_with(gatekeeper.held_back)
-    return ServingController(
+    pin = Pin(PinFile(settings.state_dir), is_used=followed is None)
+    history = ServingHistory(settings.state_dir, is_used=followed is None)
+    target = ServingTarget(
         policy=settings.version_policy,
         store=known.store,
         quarantine=known.quarantine,
         ranking=records.ranking,
         gatekeeper=gatekeeper,
         manager=manager,
-        pin_file=PinFile(settings.state_dir),
-        history=ServingHistory(settings.state_dir, is_used=followed is None),
+        pin=pin,
+        history=history,
+        followed=followed,
         rollout=known.rollout,
+    )
+    controller = ServingController(
+        target=target,
+        store=known.store,
+        ranking=records.ranking,
+        manager=manager,
+        pin=pin,
+        history=history,
         followed=followed,
         latest_step=lambda: known.version_monitor.latest_step,
         on_settled=wake,
     )
+    return target, controller
 
 
 def _gatekeeper(gate: Gate, inputs: EvaluatorInputs, records: Records) -> Gatekeeper:
@@ -301,6 +317,7 @@ def build_watcher(
     known: Known,
     *,
     manager: ServableManager,
+    target: ServingTarget,
     controller: ServingController,
     backlog: Backlog,
 ) -> CheckpointWatcher:
@@ -312,6 +329,7 @@ def build_watcher(
         quarantine=known.quarantine,
         recorder=records.recorder,
         ranking=records.ranking,
+        target=target,
         controller=controller,
         backlog=backlog,
         best_file=BestFile(settings.state_dir, plan.monitor),
@@ -341,6 +359,8 @@ class Promotions:
         self,
         known: Known,
         events: EventBuffer,
+        *,
+        target: ServingTarget,
         controller: ServingController,
         serving: Serving,
         on_promoted: Callable[[int], None],
@@ -348,7 +368,7 @@ class Promotions:
         """Tell these from now on; before the manager starts."""
 
         def tell(step: int) -> None:
-            known.decisions.publish(controller.serving_key)
+            known.decisions.publish(target.serving_key)
             controller.tell_evaluator()
             if (info := known.store.find(step)) is not None:
                 known.version_monitor.served(info)

@@ -23,6 +23,7 @@ from understudy.evaluator.serving.quarantine import Quarantine
 from understudy.evaluator.serving.ranking import Ranking
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_controller import ServingController
+from understudy.evaluator.serving.serving_target import ServingTarget
 from understudy.evaluator.serving.unsettled import UnsettledCheckpoints
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.settings import EvaluationPolicy
@@ -63,7 +64,8 @@ class CheckpointWatcher:
         quarantine: The checkpoints that failed.
         recorder: Provides what is settled, and records reasons.
         ranking: Provides the best checkpoint.
-        controller: Decides which version is serving.
+        target: Decides which version should be serving.
+        controller: Has it served.
         backlog: Receives the checkpoints to evaluate.
         best_file: Receives the best checkpoint, once it is leased.
         decision_file: Receives what is serving, for other servers.
@@ -81,6 +83,7 @@ class CheckpointWatcher:
         quarantine: Quarantine,
         recorder: Recorder,
         ranking: Ranking,
+        target: ServingTarget,
         controller: ServingController,
         backlog: Backlog,
         best_file: BestFile,
@@ -95,6 +98,7 @@ class CheckpointWatcher:
         self._quarantine = quarantine
         self._recorder = recorder
         self._ranking = ranking
+        self._target = target
         self._controller = controller
         self._backlog = backlog
         self._best_file = best_file
@@ -179,7 +183,7 @@ class CheckpointWatcher:
     def _reconcile(self) -> None:
         began = time.monotonic()
         try:
-            self._store.refresh(self._controller.wanted())
+            self._store.refresh(self._target.wanted())
         except OSError:  # What was decided is carried out all the same, with what is known.
             self._controller.reconcile(all_known=False)
             raise
@@ -212,7 +216,7 @@ class CheckpointWatcher:
     def _remembered(self) -> set[int]:
         """Return the steps whose entries must stay: without them, a checkpoint would be evaluated again."""
         steps = {info.step for info in self._store.checkpoints()} | self._unsettled.steps()
-        return steps | self._controller.wanted()
+        return steps | self._target.wanted()
 
     def _look_again(self) -> bool:
         """Take in which checkpoints changed; return whether any is to be scored on one more dataset."""
@@ -288,10 +292,7 @@ class CheckpointWatcher:
         steps = {
             None if serving is None else serving.step,
             self._manager.predecessor_step,
-            self._controller.pinned_step,
-            self._controller.target(),
-            *self._controller.tried_steps(),
-            *self._controller.returnable_steps(),
+            *self._target.needed(),
             self._stored_steps.best(),
         }
         found = (self._store.find(step) for step in sorted(step for step in steps if step is not None))
@@ -406,7 +407,7 @@ class CheckpointWatcher:
         return True
 
     def _publish_serving(self) -> None:
-        self._decision_file.publish(self._controller.serving_key)
+        self._decision_file.publish(self._target.serving_key)
         self._controller.keep_history()
         self._controller.tell_evaluator()
 
