@@ -427,6 +427,7 @@ def test_evaluations_shows_what_is_undefined_with_the_reason(run: Run, script: S
     assert shown.splitlines()[-1] == "note: auc is undefined: no label counts"
     rows = list(csv.DictReader(run("evaluations", "--format", "csv").stdout.splitlines()))
     assert [(row["metric.loss"], row["metric.auc"]) for row in rows] == [("0.5", "undefined")] * 2
+    assert [row["notes"] for row in rows] == ["auc is undefined: no label counts", "auc is undefined: one class"]
     (entry,) = json.loads(run("evaluations", "--format", "json").stdout)
     assert (entry["undefined"], entry["slices"][0]["undefined"]) == ({"auc": "no label counts"}, {"auc": "one class"})
 

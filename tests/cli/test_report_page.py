@@ -117,12 +117,13 @@ def test_a_page_of_two_versions_says_which_metrics_cannot_be_compared(
 def test_a_page_shows_what_is_undefined_with_the_reason(content: dict[str, Any], changes: Changes) -> None:
     scored = evaluation(10)
     undefined = {f"auc {HOSTILE}": f"reason {HOSTILE}"}
-    slices = (replace(scored.slices[0], undefined=undefined),)
+    slices = (replace(scored.slices[0], undefined=undefined, notes=("few examples",)),)
     one = ReportedVersion(evaluation=replace(scored, undefined=undefined, slices=slices), content=content)
     text = Page(page(Report(model_name="m", versions=[one], changes=changes))).text
 
     assert f"auc {HOSTILE} is undefined: reason {HOSTILE}" in text
-    assert text.count("undefined") == 1 + 2, "in the notes and in both tables"
+    assert text.count("undefined") == 2 + 2, "in the notes of all examples and of the slice, and in both tables"
+    assert f"few examples; auc {HOSTILE} is undefined: reason {HOSTILE}" in text
 
 
 def test_a_page_is_one_file_without_references(both: Page) -> None:

@@ -99,8 +99,8 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
 def _print_csv(evaluations: Sequence[Evaluation]) -> None:
     """Write one row for each entry, and one for each of its slices, with numbers in Python's notation.
 
-    After the fields come the columns ``metric.NAME``, ``undefined`` if the metric is, and those of the intervals,
-    ``low.NAME`` and ``high.NAME``.
+    After the fields come the columns ``metric.NAME``, ``undefined`` if the metric is, for a reason in ``notes``, and
+    those of the intervals, ``low.NAME`` and ``high.NAME``.
     """
     metrics = sorted({name for each in evaluations for name in (*each.metrics, *each.undefined)})
     bounded = sorted({name for each in evaluations for name in each.intervals})
@@ -110,8 +110,8 @@ def _print_csv(evaluations: Sequence[Evaluation]) -> None:
     writer.writerow([*fields, "slice", *(f"metric.{name}" for name in metrics), *bounds])
     for each in evaluations:
         row = evaluation_as_json(each)
-        for part in ({**row, "name": ""}, *row["slices"]):
-            own = {**row, "examples": part["examples"], "notes": " | ".join(part["notes"])}
+        for scored, part in zip((each, *each.slices), ({**row, "name": ""}, *row["slices"]), strict=True):
+            own = {**row, "examples": part["examples"], "notes": " | ".join(notes_of(scored))}
             values = [part["metrics"].get(name, UNDEFINED if name in part["undefined"] else "") for name in metrics]
             edges = [part["intervals"].get(name, {}).get(bound, "") for name in bounded for bound in ("low", "high")]
             writer.writerow([*(own[field] for field in fields), part["name"], *values, *edges])

@@ -159,8 +159,13 @@ def _slices(one: ReportedVersion) -> str:
     names = sorted(
         {name for each in slices for name in (*each.metrics, *each.undefined)}, key=lambda name: (name != "loss", name)
     )
-    rows = [(each.name, each.examples, *(_with_interval(each, name) for name in names)) for each in slices]
-    return table(("slice", "examples", *names), rows, caption=f"Slices of step {one.evaluation.step}")
+    notes = {each.name: "; ".join(notes_of(each)) for each in slices}
+    last = ["notes"] if any(notes.values()) else []
+    rows = [
+        (each.name, each.examples, *(_with_interval(each, name) for name in names), *(notes[each.name] for _ in last))
+        for each in slices
+    ]
+    return table(("slice", "examples", *names, *last), rows, caption=f"Slices of step {one.evaluation.step}")
 
 
 def _slice_tables(one: ReportedVersion) -> str:

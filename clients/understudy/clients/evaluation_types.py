@@ -190,7 +190,7 @@ class GateCondition:
     Attributes:
         text: The condition, as the operator wrote it.
         outcome: Whether it was accepted, refused or undecided.
-        value: The checkpoint's value.
+        value: The checkpoint's value; NaN if it is undefined, or if there is none, for the reason that is given.
         baseline_step: The step it was compared with; None if the condition compares with a number.
         baseline_value: The value of that step on the same examples.
         interval: The interval that decided: of the value, or of its difference from the baseline's; None if there is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from understudy.evaluator.evaluator_errors import NotEvaluableError
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import EvaluationOutcome, SliceScore
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GateCondition, SliceScore
 from understudy.service.page.comparing import ComparedDataset, recorded
 from understudy.service.page.rendering import Renderer
 
@@ -52,6 +53,13 @@ def compared(ledger: Ledger, *entries: dict[str, Any]) -> ComparedDataset:
 
 def renderer() -> Renderer:
     return Renderer("model", SimpleNamespace())  # type: ignore[arg-type]  # parts do not show the readiness
+
+
+def life(entry: EvaluationRecord) -> str:
+    """Return the page of a checkpoint with one entry."""
+    row = SimpleNamespace(state="available", reason="", written_at=None, step=1, scores=())
+    view = SimpleNamespace(row=row, digest="", exists=True, tables=(), life=(), entries=[entry])
+    return renderer().part("life.html", {"root": "", "acts": (), "serving": None, "view": view})
 
 
 def differences(found: ComparedDataset) -> dict[str, float | None]:
@@ -94,11 +102,39 @@ def test_the_page_of_a_checkpoint_says_what_is_undefined_in_an_entry_and_in_its_
     part = SliceScore(name="a=1", examples=4, metrics={"loss": 1.0}, undefined={"auc": "one class"})
     score: dict[str, Any] = {"metrics": {"loss": 1.0}, "undefined": {"auc": "no <label>"}, "slices": (part,)}
     entry = ledger.append(step=1, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, **score)
-    row = SimpleNamespace(state="available", reason="", written_at=None, step=1, scores=())
-    view = SimpleNamespace(row=row, digest="", exists=True, tables=(), life=(), entries=[entry])
-    page = renderer().part("life.html", {"root": "", "acts": (), "serving": None, "view": view})
+    page = life(entry)
 
     assert '<th scope="col">auc</th>' in page
     assert '<td><span title="no &lt;label&gt;">undefined</span></td>' in page
     assert '<td><span title="one class">undefined</span></td>' in page
     assert "<li>auc is undefined: no &lt;label&gt;</li>" in page
+
+
+def test_the_page_of_a_checkpoint_says_what_the_notes_of_slices_say(ledger: Ledger) -> None:
+    slices = (
+        SliceScore(name="a=1", examples=4, notes=("fewer than 5 examples",)),
+        SliceScore(
+            name="a=2", examples=9, metrics={"loss": 1.0}, notes=("no resample has it",), undefined={"auc": "one class"}
+        ),
+    )
+    score: dict[str, Any] = {"metrics": {"loss": 1.0, "auc": 0.5}, "slices": slices}
+    entry = ledger.append(step=1, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, **score)
+    page = life(entry)
+
+    assert '<td class="text">fewer than 5 examples</td></tr>' in page
+    assert '<td class="text">no resample has it; auc is undefined: one class</td></tr>' in page
+
+
+def test_a_condition_says_why_it_has_no_value(ledger: Ledger) -> None:
+    undefined, missing = "auc of 'test' is undefined: one class", "there is no slice 'a=1' in 'test'"
+    conditions = [
+        GateCondition(text="test/auc >= 0.5", outcome=EvaluationOutcome.UNDECIDED, value=math.nan, reason=undefined),
+        GateCondition(text="test/auc[a=1] >= 0.5", outcome=EvaluationOutcome.REFUSED, value=math.nan, reason=missing),
+    ]
+    decision: dict[str, Any] = {"outcome": EvaluationOutcome.REFUSED, "reason": missing, "conditions": conditions}
+    page = life(ledger.append(step=1, checkpoint_digest="d", dataset="test", **decision))
+
+    assert '<td><span title="auc of &#39;test&#39; is undefined: one class">undefined</span></td>' in page
+    assert '<td><span title="there is no slice &#39;a=1&#39; in &#39;test&#39;">-</span></td>' in page
+    assert "<li>test/auc &gt;= 0.5: auc of &#39;test&#39; is undefined: one class</li>" in page
+    assert "nan" not in page
