@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -92,6 +92,7 @@ class Tally:
         largest_deviation_of_scoring: Of these from Keras's score of the same outputs.
         parts: Number of slices and resamples.
         weighted_parts: Number of these with sample weights.
+        undefined: Number of values that are undefined in them, each with the reason of a score of its examples.
         parted_models: The models that had slices and resamples, each with the number of them.
         largest_deviation_of_parts: Of all parts, of models that do not round.
         parts_of_rounded_states: Parts that deviate more than 1e-6, but no more than if the states of the metrics had
@@ -115,6 +116,7 @@ class Tally:
     largest_deviation_of_scoring: float = 0.0
     parts: int = 0
     weighted_parts: int = 0
+    undefined: int = 0
     parted_models: dict[str, int] = field(default_factory=dict)
     largest_deviation_of_parts: float = 0.0
     parts_of_rounded_states: int = 0
@@ -247,55 +249,108 @@ def _try_parts(chapter: Chapter, rng: np.random.Generator, batches: Sequence[Row
 
     The stream itself has been scored on one device, so its step is traced.
     """
-    from testkit import exactness, more_sample_models
+    from testkit import exactness
     from testkit.sample_models import step_on_one_device
+
+    groups, found = _score_parts(chapter, rng, batches)
+    for part in _parts_of(found, groups):
+        taken = exactness.chosen(batches, part.counts)
+        if not taken:
+            continue
+        everything = step_on_one_device(chapter.model, taken)
+        undefined = exactness.reasons(chapter.slot, taken, chapter.metrics)
+        tally.parts += 1
+        tally.undefined += len(undefined)
+        tally.weighted_parts += len(batches[0]) > len(_UNWEIGHTED)
+        tally.parted_models[chapter.name] = tally.parted_models.get(chapter.name, 0) + 1
+        try:
+            metrics = exactness.defined(part.values, undefined)
+        except AssertionError as error:
+            yield f"{part.name}: {error}"
+            continue
+        if problem := _lacking(part, metrics, everything, undefined, found.notes):
+            yield f"{part.name}: {problem}"
+        elif not _agrees(chapter, taken, metrics, _only(metrics, everything), tally):
+            yield f"{part.name}: {metrics} for {_only(metrics, everything)}"
+
+
+class _Part(NamedTuple):
+    """A slice, or a resample of all examples or of a slice, whose reasons are None.
+
+    ``counts`` are how often each example of each batch is taken.
+    """
+
+    name: str
+    values: Mapping[str, float]
+    undefined: Mapping[str, str] | None
+    counts: list[Any]
+
+
+def _parts_of(found: BrokenDown, groups: Sequence[Any]) -> Iterator[_Part]:
+    """Yield the slices, and the resamples of all examples and of the first slice."""
     from understudy.evaluator.evaluation.bootstrap import draw
     from understudy.evaluator.evaluation.breakdown import SEED
 
-    groups, found = _score_parts(chapter, rng, batches)
+    for part in found.slices:
+        members = [(group == int(part.name[-1])).astype(int) for group in groups]
+        yield _Part(part.name, part.metrics, part.undefined, members)
     ends = np.cumsum([len(group) for group in groups])
-    parts = [
-        (part.name, dict(part.metrics), [(group == int(part.name[-1])).astype(int) for group in groups])
-        for part in found.slices
-    ]
     for number, counts in enumerate(draw(SEED, RESAMPLES, 0, int(ends[-1]))):
         for name in dict.fromkeys(("", *(f"[{part.name}]" for part in found.slices[:1]))):
-            metrics = {
+            values = {
                 metric.removesuffix(name): float(values[number])
                 for metric, values in found.resampled.items()
                 if metric.endswith(name) and (name or "[" not in metric)
             }
             held = [group == int(name[-2]) if name else np.ones_like(group) for group in groups]
             drawn = [each * own for each, own in zip(np.split(counts, ends[:-1]), held, strict=True)]
-            parts.append((f"resample {number}{name}", metrics, drawn))
-    for name, found_there, counts_of in parts:
-        taken = exactness.chosen(batches, counts_of)
-        if not taken or not found_there:
-            continue
-        everything = step_on_one_device(chapter.model, taken)
-        undefined = exactness.undefined_in(found_there, everything)
-        metrics = {metric: value for metric, value in found_there.items() if metric not in undefined}
-        expected = {metric: everything[metric] for metric in metrics}
-        apart = exactness.deviation(metrics, expected)
-        tally.parts += 1
-        tally.weighted_parts += len(batches[0]) > len(_UNWEIGHTED)
-        tally.parted_models[chapter.name] = tally.parted_models.get(chapter.name, 0) + 1
-        passes_through = chapter.name in more_sample_models.PASSED_THROUGH
-        if passes_through:
-            tally.largest_deviation_of_parts = max(tally.largest_deviation_of_parts, apart)
-        if apart <= exactness.ROUNDING:
-            continue
-        allowed = exactness.rounding_of_states(chapter.model)
-        if all(abs(value - expected[metric]) <= allowed.get(metric, 0.0) for metric, value in metrics.items()):
-            tally.parts_of_rounded_states += 1
-            continue
-        rounds = exactness.output_deviation(chapter.model, chapter.slot, taken) if not passes_through else 0.0
-        of_scoring = exactness.deviation(
-            metrics, _only(metrics, exactness.score_outputs(chapter.model, chapter.slot, taken))
-        )
-        if passes_through or rounds > exactness.ROUNDING_OF_OUTPUTS or of_scoring > exactness.ROUNDING:
-            yield f"{name}: {metrics} for {expected}"
-        tally.parts_beyond_rounding += 1
+            yield _Part(f"resample {number}{name}", values, None, drawn)
+
+
+def _lacking(
+    part: _Part,
+    metrics: Mapping[str, float],
+    expected: Mapping[str, float],
+    undefined: Mapping[str, str],
+    notes: Sequence[str],
+) -> str:
+    """Return what a part lacks without a note, or what is undefined for another reason; empty if nothing."""
+    missing = expected.keys() - metrics.keys() - undefined.keys()
+    if missing and not any("no intervals" in note for note in notes):
+        return f"{sorted(missing)} are missing; the notes are {notes}"
+    if part.undefined is not None and part.undefined != {name: undefined.get(name) for name in part.undefined}:
+        return f"{part.undefined} are undefined for {undefined}"
+    if part.undefined is not None and undefined.keys() - part.undefined.keys() - missing:
+        return f"{part.undefined} are undefined for {undefined}"
+    return ""
+
+
+def _agrees(
+    chapter: Chapter,
+    taken: Sequence[Rows],
+    metrics: Mapping[str, float],
+    expected: Mapping[str, float],
+    tally: Tally,
+) -> bool:
+    """Return whether the metrics of a part are those of its examples alone, but for rounding."""
+    from testkit import exactness, more_sample_models
+
+    apart = exactness.deviation(metrics, expected)
+    passes_through = chapter.name in more_sample_models.PASSED_THROUGH
+    if passes_through:
+        tally.largest_deviation_of_parts = max(tally.largest_deviation_of_parts, apart)
+    if apart <= exactness.ROUNDING:
+        return True
+    allowed = exactness.rounding_of_states(chapter.model)
+    if all(abs(value - expected[metric]) <= allowed.get(metric, 0.0) for metric, value in metrics.items()):
+        tally.parts_of_rounded_states += 1
+        return True
+    if passes_through:
+        return False
+    tally.parts_beyond_rounding += 1
+    scored = _only(metrics, exactness.score_outputs(chapter.model, chapter.slot, taken))
+    rounds = exactness.output_deviation(chapter.model, chapter.slot, taken)
+    return rounds <= exactness.ROUNDING_OF_OUTPUTS and exactness.deviation(metrics, scored) <= exactness.ROUNDING
 
 
 _UNWEIGHTED = ("inputs", "targets")

@@ -115,19 +115,20 @@ def deviation(result: Mapping[str, float], expected: Mapping[str, float]) -> flo
     return max((_deviation(result[name], value) for name, value in expected.items()), default=0.0)
 
 
-def deviation_of_part(values: Mapping[str, float], expected: Mapping[str, float]) -> float:
-    """Return the same for a slice or resample, without the metrics that are undefined there: absent, or NaN."""
-    undefined = undefined_in(values, expected)
-    return deviation(*({name: each for name, each in of.items() if name not in undefined} for of in (values, expected)))
+def reasons(slot: Slot, batches: Sequence[Rows], metrics: Sequence[MetricSpec] = ()) -> dict[str, str]:
+    """Return why values of a stream's score are undefined, by name."""
+    scorer = slot.scorer(metrics)
+    state = scorer.start()
+    for rows in batches:
+        state = scorer.update(state, as_batch(slot, *rows))
+    return scorer.undefined(state)
 
 
-def undefined_in(values: Mapping[str, float], expected: Mapping[str, float]) -> set[str]:
-    """Return the metrics that are absent or NaN in a slice or resample, and 0 or NaN according to Keras."""
-    return {
-        name
-        for name, of_keras in expected.items()
-        if math.isnan(values.get(name, math.nan)) and (of_keras == 0 or math.isnan(of_keras))
-    }
+def defined(values: Mapping[str, float], undefined: Mapping[str, str]) -> dict[str, float]:
+    """Return the values of a slice or resample without those that are undefined there, which must be absent or NaN."""
+    given = {name for name in undefined if not math.isnan(values.get(name, math.nan))}
+    assert not given, f"{given} have values, and {undefined} are undefined"
+    return {name: value for name, value in values.items() if name not in undefined}
 
 
 def rounding_of_states(model: Any) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -117,7 +117,7 @@ def check_parts(
     options = BreakdownOptions(slices=parse_slices([exactness.GROUP]), resamples=RESAMPLES)
     found = exactness.score_parts(slot, batches, groups, options)
     counts = [np.split(each, np.cumsum(sizes)[:-1]) for each in draw(SEED, RESAMPLES, 0, sum(sizes))]
-    parts = [(dict(part.metrics), [group == int(part.name[-1]) for group in groups]) for part in found.slices]
+    parts = [(part.metrics, [group == int(part.name[-1]) for group in groups]) for part in found.slices]
     for number in (0, RESAMPLES - 1) if with_resamples else ():
         for name in ("", "[group=1]"):
             values = {
@@ -127,11 +127,29 @@ def check_parts(
             }
             members = [group == 1 if name else np.ones_like(group) for group in groups]
             parts.append((values, [each * held for each, held in zip(counts[number], members, strict=True)]))
-    for metrics, taken in parts:
-        expected = sample_models.evaluate_on_one_device(model, exactness.chosen(batches, [np.int64(c) for c in taken]))
-        kept = {name: value for name, value in expected.items() if name not in missing}
-        assert exactness.deviation_of_part(metrics, kept) <= exactness.ROUNDING, (metrics, kept, found.notes)
+    undefined = [check_part(model, slot, metrics, chosen(batches, taken), missing) for metrics, taken in parts]
+    assert [part.undefined for part in found.slices] == undefined[: len(found.slices)]
     return found
+
+
+def chosen(batches: Sequence[Rows], taken: Sequence[Any]) -> list[Rows]:
+    return exactness.chosen(batches, [np.int64(counts) for counts in taken])
+
+
+def check_part(
+    model: Any,
+    slot: Slot,
+    values: Mapping[str, float],
+    examples: Sequence[Rows],
+    missing: frozenset[str] = frozenset(),
+) -> dict[str, str]:
+    """Compare a part with Keras's score of its examples, and return why values are undefined."""
+    expected = sample_models.evaluate_on_one_device(model, examples)
+    undefined = exactness.reasons(slot, examples)
+    kept = {name: value for name, value in expected.items() if name not in {*missing, *undefined}}
+    defined = exactness.defined(values, undefined)
+    assert exactness.deviation(defined, kept) <= exactness.ROUNDING, (values, expected)
+    return {name: reason for name, reason in undefined.items() if name not in missing}
 
 
 def drawn(data: Callable[[np.random.Generator, int], Rows], *, weighted: bool = True) -> list[Rows]:
@@ -245,9 +263,8 @@ def test_a_batch_of_one_example_does_not_pass_for_proof_that_a_metric_is_a_sum(n
     counts = draw(SEED, RESAMPLES, 0, 1)[:, 0]
     assert counts.max() > 1
     for number in np.flatnonzero(counts):
-        expected = sample_models.evaluate_on_one_device(model, exactness.chosen([alone], [counts[number : number + 1]]))
         resampled = {metric: float(values[number]) for metric, values in found.resampled.items()}
-        assert exactness.deviation_of_part(resampled, expected) <= exactness.ROUNDING
+        check_part(model, slot, resampled, chosen([alone], [counts[number : number + 1]]))
 
 
 @pytest.mark.parametrize("name", ["compute_metrics of its own", "test_step of its own", "metric with a plain variable"])

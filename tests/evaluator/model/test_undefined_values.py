@@ -156,14 +156,19 @@ def test_a_loss_is_undefined_as_long_as_no_example_weighs_anything(make_slot: Ma
     assert scorer.undefined(scorer.update(state, batch)) == {"auc": undefined_values.NO_NEGATIVE}
 
 
-def test_the_loss_of_an_output_is_undefined_where_all_of_it_is_masked(make_slot: MakeSlot) -> None:
+def masked_and_whole() -> Any:
+    """Return a model with an output that has a mask, and one that has none."""
     tokens = keras.Input((3,), dtype="int32", name="tokens")
     embedded = layers.Embedding(5, 2, mask_zero=True)(tokens)
     tags = layers.Dense(2, activation="softmax", name="tags")(embedded)
     length = layers.Dense(1, name="length")(layers.Flatten()(tokens))
     model = keras.Model(tokens, [tags, length])
     model.compile("sgd", ["sparse_categorical_crossentropy", "mse"], metrics=[["accuracy"], []])
-    slot = make_slot(model)
+    return model
+
+
+def test_the_loss_of_an_output_is_undefined_where_all_of_it_is_masked(make_slot: MakeSlot) -> None:
+    slot = make_slot(masked_and_whole())
     scorer = slot.scorer()
     batch = exactness.as_batch(slot, np.zeros((2, 3), "i4"), [np.zeros((2, 3), "i4"), column(1, 2)])
     undefined = scorer.undefined(scorer.update(scorer.start(), batch))
@@ -213,3 +218,31 @@ def test_the_losses_of_slices_and_resamples_without_weights_are_undefined(make_s
     lacks = draw(SEED, 40, 0, 4)[:, 2:].sum(axis=1) == 0
     assert lacks.any()
     np.testing.assert_array_equal(np.isnan(found.resampled["loss"]), lacks)
+
+
+def test_the_losses_of_slices_of_a_model_without_increments_are_undefined_where_nothing_counts(
+    make_slot: MakeSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.evaluator.model.increments.MAX_STATE", 0)
+    slot = make_slot(scorer_of_odds())
+    rows = (column(0.2, 0.8, 0.3, 0.6), column(0, 1, 0, 1))
+    batches = [(*rows, np.array(weights, np.float32)) for weights in ([0, 0, 1, 0], [0, 0, 0, 2])]
+    groups = [np.array([0, 1, 1, 2]), np.array([0, 0, 1, 2])]
+    found = exactness.score_parts(slot, batches, groups, BreakdownOptions(slices=parse_slices([exactness.GROUP])))
+
+    assert [part.undefined.get("loss") for part in found.slices] == [undefined_values.NO_LOSS, None, None]
+    assert [part.metrics.keys() for part in found.slices] == [set(), {"loss", "mae"}, {"loss", "mae"}]
+
+
+def test_the_losses_of_slices_of_a_masked_output_without_increments_are_undefined_where_all_is_masked(
+    make_slot: MakeSlot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.evaluator.model.increments.MAX_STATE", 0)
+    slot = make_slot(masked_and_whole())
+    tokens = np.array([[0, 0, 0], [1, 2, 0]], "i4")
+    batch = (tokens, [np.zeros((2, 3), "i4"), column(1, 2)])
+    options = BreakdownOptions(slices=parse_slices([exactness.GROUP]))
+    masked, whole = exactness.score_parts(slot, [batch], [np.array([0, 1])], options).slices
+
+    assert masked.undefined == {"tags_loss": undefined_values.NO_LOSS, "tags_accuracy": undefined_values.NO_MEAN}
+    assert whole.undefined == {}

@@ -60,6 +60,12 @@ class Program(Protocol):
     def undefined(self, states: Sequence[Any]) -> dict[str, Undefined]:
         """Return the metrics that are undefined at any of some states."""
 
+    def counting(self, data: Any) -> Mapping[str, Array]:
+        """Return for outputs which examples have any element that counts, bool ``[examples]``; others always have."""
+
+    def undefined_losses(self, without: Mapping[str, Array]) -> dict[str, Undefined]:
+        """Return the losses that are undefined, by the outputs of which nothing counts at some states."""
+
 
 class Scored(Protocol):
     """A batch and the states before and after it; see `understudy.evaluator.model.scorer.ScoredBatch`."""
@@ -318,6 +324,7 @@ class PartUpdates:
         self._between_pieces = between_pieces
         self._updates = 0
         self._states: dict[Part, list[Any]] = {}
+        self._counting: dict[Part, dict[str, bool]] = {}
         self._resamples = resamples
         self._slice_resamples = resamples
         self.notes: list[str] = []
@@ -342,10 +349,13 @@ class PartUpdates:
             self._update(WHOLE, batch, np.arange(batch.examples), draws[: 1 + self._resamples])
         for part, rows in parts:
             self._update(part, batch, rows, draws[: 1 + self._slice_resamples, rows])
+        if self._program.increments is None:  # which would tell where nothing counts; nor are there resamples
+            self._count(self._program.counting(batch.scored.data), parts)
 
     def forget(self, setting: str) -> None:
         """Forget the slices of a setting."""
         self._states = {part: states for part, states in self._states.items() if part.setting != setting}
+        self._counting = {part: counting for part, counting in self._counting.items() if part.setting != setting}
 
     def forget_resamples(self) -> None:
         """Forget the resamples."""
@@ -361,6 +371,7 @@ class PartUpdates:
                 [*part, [None if state is None else state.stored() for state in states]]
                 for part, states in self._states.items()
             ],
+            "counting": [[*part, counting] for part, counting in self._counting.items()],
         }
 
     def restore(self, stored: Mapping[str, Any]) -> None:
@@ -371,6 +382,7 @@ class PartUpdates:
         for setting, name, states in stored["states"]:
             part = Part(setting, name)
             self._states[part] = [None if state is None else restored(state) for state in states]
+        self._counting = {Part(setting, name): dict(counting) for setting, name, counting in stored["counting"]}
 
     def put_into(self, found: PartMetrics, names: Collection[str] | None) -> None:
         """Add these metrics of all parts; all metrics if None."""
@@ -379,6 +391,9 @@ class PartUpdates:
             drawn = np.array([state is not None for state in kept])
             reached = [self._program.initial if state is None else state for state in kept]
             values = self._results(reached)
+            if part in self._counting:
+                without = {name: np.array([not counts]) for name, counts in self._counting[part].items()}
+                found.losses[part] = self._program.undefined_losses(without)
             if values:
                 wanted = {name: each for name, each in values.items() if names is None or _is_of(name, names)}
                 found.put(part, wanted, drawn, self._program.undefined(reached))
@@ -393,6 +408,13 @@ class PartUpdates:
                 self._updates += 1
                 if self._updates % _UPDATES_BETWEEN == 0:
                     self._between_pieces()
+
+    def _count(self, counting: Mapping[str, Array], parts: Sequence[tuple[Part, Array]]) -> None:
+        """Note of which outputs the parts have elements that count, from whether each example of a batch has."""
+        for part, rows in parts:
+            of_part = self._counting.setdefault(part, {})
+            for output, counts in counting.items():
+                of_part[output] = of_part.get(output, False) or bool(counts[rows].any())
 
     def _limit(self, parts: int) -> None:
         if self._slice_resamples and parts * (1 + self._slice_resamples) > MAX_UPDATES:

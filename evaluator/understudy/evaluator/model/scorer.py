@@ -202,7 +202,10 @@ class Scorer:
             example_losses=example_losses,
             outputs={name: np.asarray(output) for name, output in outputs.items()} if keep_outputs else {},
             masks=masks_of_outputs,
-            counting=self._counting(state, labels, masks_of_outputs),
+            counting={
+                name: state.counting.get(name, False) or bool(counts.any())
+                for name, counts in program.counting(data).items()
+            },
             scored=ScoredBatch(program=program, data=program.needed(data), before=before, after=values)
             if program.is_broken_down
             else None,
@@ -231,15 +234,6 @@ class Scorer:
         if state.program is None or state.values is None:
             return {}
         return state.program.metric_digests(state.values, names)
-
-    def _counting(self, state: ScoreState, labels: _Labels, masks: Arrays) -> dict[str, bool]:
-        """Return for each output with weights or a mask whether they have left any of its elements so far."""
-        found = dict(state.counting)
-        for name in self._interface.outputs.names:
-            weights = labels.weights.get(name, labels.weights.get(ALL_WEIGHTS))
-            if weights is not None or name in masks:
-                found[name] = found.get(name, False) or _any_counts(weights, masks.get(name))
-        return found
 
     def _check_comparisons(self, batch: Batch, examples: int) -> None:
         """Refuse a batch if comparing its elements with the thresholds would need gigabytes."""
@@ -317,16 +311,6 @@ class Scorer:
             return None
         complete = {name: leaves.get(name) for name in self._interface.outputs.names}
         return alone(self._interface.outputs.unflatten(complete))
-
-
-def _any_counts(weights: Array | None, mask: Array | None) -> bool:
-    """Return whether any element counts, by weights ``[examples, ...]``, a mask ``[examples, ...]``, or both."""
-    if weights is None or mask is None:
-        return bool(np.any(mask if weights is None else weights))
-    weights, mask = (
-        each.reshape(*each.shape, *(1,) * (max(weights.ndim, mask.ndim) - each.ndim)) for each in (weights, mask)
-    )
-    return bool(np.any((weights != 0) & mask))
 
 
 def _ordered(specs: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -275,6 +275,18 @@ class ScoringProgram:
         """
         return undefined_losses(self.output_names, without) if self._options.loss_of_targets else {}
 
+    def counting(self, data: ScoringData) -> dict[str, Array]:
+        """Return by output which examples have any element that counts, bool ``[examples]``.
+
+        Outputs without weights and masks are left out. Masks are those of gathered outputs: if the program runs the
+        model, they are not known.
+        """
+        names = self.output_names
+        weights = tf.nest.flatten(data.sample_weights)
+        weights = weights if len(weights) == len(names) else weights * len(names)
+        given = {name: (weight, data.masks.get(name)) for name, weight in zip(names, weights, strict=True)}
+        return {name: _any_counts(*each) for name, each in given.items() if any(part is not None for part in each)}
+
     @property
     def output_names(self) -> tuple[str, ...]:
         """The names of the outputs, in the order in which TensorFlow flattens them."""
@@ -396,6 +408,16 @@ class ScoringProgram:
 def alone(structure: Any) -> Any:
     """Return the only element of a one-element list or tuple, else the structure, as Keras does with outputs."""
     return structure[0] if isinstance(structure, list | tuple) and len(structure) == 1 else structure
+
+
+def _any_counts(*given: Any) -> Array:
+    """Return which examples have an element that counts, from weights and a mask, ``[examples, ...]`` or None each."""
+    counts = [np.asarray(each) != 0 for each in given if each is not None]
+    axes = max(each.ndim for each in counts)
+    together = np.logical_and.reduce(
+        np.broadcast_arrays(*(each.reshape(*each.shape, *(1,) * (axes - each.ndim)) for each in counts))
+    )
+    return np.asarray(together.reshape(len(together), -1).any(axis=1))
 
 
 def _as_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
