@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import httpx
+import numpy as np
+import pytest
 from integration.conftest import Run
 
 from testkit.checkpoints import Chief, ones
-from understudy.clients import Evaluation
+from testkit.in_process import until
+from understudy.clients import Evaluation, UnavailableError
 
 
 def test_a_refused_checkpoint_is_told_with_its_numbers_and_can_be_pinned_all_the_same(
@@ -56,3 +60,26 @@ def test_while_the_gate_lets_nothing_serve_readiness_says_why(
     assert ready.json()["reason"] == f"no checkpoint is serving yet; the gate refused step 20: {decision.reason}"
     assert 'understudy_gate_decisions_total{outcome="refused"} 1.0' in service.client().metrics()
     assert service.client().promote(20).serving_step == 20
+
+
+def test_while_a_dataset_of_the_gate_cannot_be_scored_readiness_says_so(
+    run_service: Run, chief: Chief, dataset_file: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.npz"
+    np.savez(other, x=np.zeros((4, 7), np.float32), y=np.zeros((4, 1), np.float32))
+    gate = ("test/loss <= 1000", "other/loss <= 1000")
+    service = run_service({"eval_data": {"test": dataset_file, "other": other}}, {"gate": gate})
+    watch = service.client().watch_evaluations()
+    chief.publish(20)
+    while (failed := next(watch)).outcome != "failed":
+        assert failed.outcome == "scored"
+
+    said = f"the gate cannot decide on step 20, as its evaluation on 'other' failed: {failed.reason}"
+    until(
+        lambda: (
+            httpx.get(f"http://{service.http}/readyz").json()
+            == {"ready": False, "reason": f"no checkpoint is serving yet; {said}"}
+        )
+    )
+    with pytest.raises(UnavailableError, match=re.escape(said)):
+        service.client().predict({"x": ones(1)}, version="serving")

@@ -19,7 +19,15 @@ from understudy.evaluator.serving.ranking import Monitor
 from understudy.evaluator.serving.rollout_file import RunningRollout
 from understudy.evaluator.serving.rollout_health import ServerReport
 from understudy.evaluator.serving.servable import ModelSlot, Servable
-from understudy.evaluator.types import CheckpointInfo, EvaluationRecord, GpuReading, LifeRecord, Version, VersionStatus
+from understudy.evaluator.types import (
+    CheckpointInfo,
+    EvaluationRecord,
+    GpuReading,
+    HeldBack,
+    LifeRecord,
+    Version,
+    VersionStatus,
+)
 
 if TYPE_CHECKING:
     from understudy.evaluator.evaluation.example_outcomes import Flips
@@ -86,6 +94,11 @@ class EvaluatorState(EvaluatorLifecycle):
     def best_step(self) -> int | None:
         """The step with the best value of the monitored metric, or None before the first result."""
         return self._components.records.ranking.best()
+
+    @property
+    def held_back(self) -> HeldBack | None:
+        """The last checkpoint that the gate did not admit, and why; None if it admitted a later one."""
+        return None if self._running is None else self._running.manager.held_back
 
     @property
     def pinned_step(self) -> int | None:

@@ -220,6 +220,14 @@ class GateCondition:
     reason: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldBack:
+    """A checkpoint that the gate does not admit, and why, as a sentence without its end."""
+
+    step: int
+    reason: str
+
+
 WHOLE_CHECKPOINT = ""
 """The dataset of an entry about the checkpoint as a whole."""
 
@@ -254,12 +262,6 @@ class EvaluationRecord:
     metric_digests: Mapping[str, str] = field(default_factory=dict)
     conditions: tuple[GateCondition, ...] = ()
     undefined: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def held_back(self) -> str:
-        """That and why the gate did not accept the checkpoint; empty if this is no such decision."""
-        said = {EvaluationOutcome.REFUSED: "refused", EvaluationOutcome.UNDECIDED: "is undecided on"}
-        return f"the gate {said[self.outcome]} step {self.step}: {self.reason}" if self.outcome in said else ""
 
     def configuration(self, metric: str) -> MetricConfiguration:
         """Return what is known of the configuration of a metric."""

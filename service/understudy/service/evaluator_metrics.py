@@ -184,7 +184,6 @@ class ServiceObserver(RequestObserver):
             "understudy_gate_decisions_total", "Decisions of the gate on checkpoints.", ["outcome"], registry=registry
         )
         self._decisions = {outcome: decisions.labels(outcome.value) for outcome in DECISIONS}
-        self._held_back = ""
 
     def function_traced(self) -> None:
         """A function was traced."""
@@ -229,18 +228,13 @@ class ServiceObserver(RequestObserver):
     def evaluation_recorded(self, record: EvaluationRecord) -> None:
         """An entry was committed to the ledger."""
         self._evaluations[record.outcome].inc()
-        self._show(record)
+        self._scores.show(record)
         audit_record(record)
         if self._tracer is not None:
             self._tracer.recorded(record)
         if record.outcome in self._decisions:
             self._decisions[record.outcome].inc()
         self._on_record()
-
-    @property
-    def held_back(self) -> str:
-        """Why the gate did not accept the checkpoint that it decided on last; empty if it did."""
-        return self._held_back
 
     def recall(self, ledger: Ledger, also: Callable[[EvaluationRecord], None] = lambda _: None) -> None:
         """Show the results of an earlier process until newer ones are recorded. Blocks.
@@ -252,15 +246,9 @@ class ServiceObserver(RequestObserver):
         after = 0
         while entries := ledger.page(after_sequence=after, limit=_RECALL_PAGE):
             for entry in entries:
-                self._show(entry)
+                self._scores.show(entry)
                 also(entry)
             after = entries[-1].sequence
-
-    def _show(self, record: EvaluationRecord) -> None:
-        """Show the metrics of an entry, and keep the gate's decision."""
-        if record.outcome in self._decisions:
-            self._held_back = record.held_back and f"no checkpoint is serving yet; {record.held_back}"
-        self._scores.show(record)
 
 
 STATES = ("running", "finished", "failed")

@@ -19,7 +19,7 @@ from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.temporary_folders import delete_abandoned
-from understudy.evaluator.types import END_AFTER
+from understudy.evaluator.types import END_AFTER, HeldBack
 from understudy.service import logging
 from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import InferenceStatistics, new_registry
@@ -183,7 +183,7 @@ class Service:
             opened, observer = await self._create_evaluator(destinations, tracer, link)
             if self._settings.standby and not await self._stand_by(stop, opened.evaluator, ports):
                 return ServiceExit(reason=ExitReason.SIGNALLED)
-            self._readiness.held_back = lambda: observer.held_back or _not_followed(link)
+            self._readiness.held_back = lambda: _why_not_serving(opened.evaluator.held_back, link)
             trimming = asyncio.create_task(self._keep_trimming())
             stack.callback(trimming.cancel)
             history = await self._start_evaluator(stack, opened.evaluator, observer)
@@ -414,8 +414,10 @@ def _freeze_heap() -> None:
     gc.freeze()
 
 
-def _not_followed(link: GrpcEvaluatorLink | None) -> str:
-    return "" if link is None or not link.problem else f"no checkpoint is serving yet; {link.problem}"
+def _why_not_serving(held_back: HeldBack | None, link: GrpcEvaluatorLink | None) -> str:
+    followed = "" if link is None else link.problem
+    reason = followed if held_back is None else held_back.reason
+    return f"no checkpoint is serving yet; {reason}" if reason else ""
 
 
 def _print_line(line: str) -> None:

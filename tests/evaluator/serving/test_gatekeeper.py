@@ -355,3 +355,36 @@ def test_what_is_not_computed_is_refused_with_what_there_is(make_harness: Make, 
     (*_, decision) = harness.ledger.page()
     assert decision.outcome is REFUSED
     assert said.replace("\\", "") == decision.reason
+
+
+def test_what_is_held_back_is_known_with_the_reason_until_a_later_checkpoint_is_admitted(make_harness: Make) -> None:
+    gate = ("test/loss <= 1", "big/loss <= 1")
+    harness = make_harness(gate=gate, datasets=(DATASET, BIG))
+    gatekeeper = harness.controller._gatekeeper
+    assert gatekeeper is not None
+    assert gatekeeper.held_back() is None
+
+    def scored(number: int, *losses: float) -> None:
+        harness.lifecycle.publish(number)
+        harness.reconcile()
+        info = harness.backlog.next()
+        assert info is not None
+        for dataset, loss in zip((DATASET, BIG), losses, strict=False):
+            harness.score(info, loss, dataset=dataset)
+        if len(losses) == 1:
+            harness.recorder.record_reason(*info.key, EvaluationOutcome.FAILED, "no column", dataset=BIG)
+        harness.backlog.finished()
+        harness.reconcile()
+
+    def said() -> tuple[int, str] | None:
+        held_back = gatekeeper.held_back()
+        return None if held_back is None else (held_back.step, held_back.reason)
+
+    scored(1, 0.5)
+    failed = (1, "the gate cannot decide on step 1, as its evaluation on 'big' failed: no column")
+    assert said() == failed
+    scored(2, 0.5, 1.5)
+    assert said() == (2, "the gate refused step 2: big/loss is 1.5; at most 1.0 is required")
+    scored(3, 0.5, 0.5)
+    assert said() is None
+    assert harness.serving_step() == 3

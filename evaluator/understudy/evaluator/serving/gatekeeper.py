@@ -19,6 +19,7 @@ from understudy.evaluator.types import (
     EvaluationOutcome,
     EvaluationRecord,
     GateCondition,
+    HeldBack,
 )
 
 _PAGE = 1000
@@ -64,15 +65,15 @@ class Gatekeeper:
         self._undecided: set[CheckpointKey] = set()
         self._reopened_by: dict[int, set[CheckpointKey]] = {}
         self._admitted: set[CheckpointKey] = set()
-        self._held_back = ""
+        self._held_back: HeldBack | None = None
         self.changes = StepChanges()
 
     def admits(self, key: CheckpointKey) -> bool:
         """Return whether a checkpoint, by step and digest, may be served."""
         return key in self._admitted
 
-    def held_back(self) -> str:
-        """Return what the gate decided last on a checkpoint that it does not admit; empty if there is none.
+    def held_back(self) -> HeldBack | None:
+        """Return the last checkpoint that the gate did not admit, or cannot decide on; None if it admitted a later one.
 
         Thread-safe.
         """
@@ -125,6 +126,18 @@ class Gatekeeper:
             self._read_score(record, key)
         elif record.outcome in _DECISIONS and record.dataset in (self._decision_dataset, self._gate.further_dataset):
             self._read_decision(record, key)
+        elif record.outcome is EvaluationOutcome.FAILED:
+            self._read_failure(record, key)
+
+    def _read_failure(self, record: EvaluationRecord, key: CheckpointKey) -> None:
+        dataset = self._datasets.get(record.dataset)
+        is_decided = key in self._decided or key in self._undecided
+        if dataset is not None and record.dataset_digest == dataset.digest and not is_decided:
+            reason = (
+                f"the gate cannot decide on step {record.step}, as its evaluation on {record.dataset!r} failed: "
+                f"{record.reason}"
+            )
+            self._held_back = HeldBack(step=record.step, reason=reason)
 
     def _read_score(self, record: EvaluationRecord, key: CheckpointKey) -> None:
         dataset = self._datasets.get(record.dataset)
@@ -150,15 +163,19 @@ class Gatekeeper:
             for step in (record.step, *(condition.baseline_step for condition in record.conditions)):
                 if step is not None:
                     self._reopened_by.setdefault(step, set()).add(key)
-        if record.outcome is ACCEPTED or (record.outcome is UNDECIDED and self._gate.when_undecided == SERVE):
+        if self._is_admitted(record.outcome):
             self._admitted.add(key)
             self.changes.note(key[0])
-            self._held_back = ""
-        else:
-            self._held_back = (
-                f"{record.held_back}. Name the step to use it all the same (--version {record.step}), or have it "
-                f"served (promote --pin {record.step})"
-            )
+        self._explain(record.step, record.outcome, record.reason)
+
+    def _is_admitted(self, outcome: EvaluationOutcome) -> bool:
+        return outcome is ACCEPTED or (outcome is UNDECIDED and self._gate.when_undecided == SERVE)
+
+    def _explain(self, step: int, outcome: EvaluationOutcome, reason: str) -> None:
+        """Keep why a checkpoint is held back."""
+        said = "is undecided on" if outcome is UNDECIDED else "refused"
+        held_back = HeldBack(step=step, reason=f"the gate {said} step {step}: {reason}")
+        self._held_back = None if self._is_admitted(outcome) else held_back
 
     @property
     def _decision_dataset(self) -> str:
@@ -190,10 +207,12 @@ class Gatekeeper:
         self._record(trial, results, further)
 
     def _record(self, trial: GateTrial, results: Sequence[GateCondition], dataset: str) -> None:
+        outcome, reason = outcome_of(results), _reason(results)
+        self._explain(trial.key[0], outcome, reason)  # before the entry is known
         decided = self._recorder.record_decision(
             *trial.key,
-            outcome_of(results),
-            _reason(results),
+            outcome,
+            reason,
             dataset=dataset,
             dataset_digest=self._digest(dataset),
             metrics=_numbers(self._gate.conditions, results),

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.evaluator_errors import NotReadyError, VersionNotFoundError
 from understudy.evaluator.settings import MIN_SLOTS
-from understudy.evaluator.types import Array, ArrayForm, Arrays, MetricSpec
+from understudy.evaluator.types import Array, ArrayForm, Arrays, HeldBack, MetricSpec
 
 
 class ModelSlot(Protocol):
@@ -248,7 +248,7 @@ class SlotPool:
         self.predecessor_step: int | None = None
         self.servables: list[Servable] = []
         self.free: list[ModelSlot] = []
-        self.held_back: Callable[[], str] = str
+        self.held_back: Callable[[], HeldBack | None] = lambda: None
         self._being_loaded = 0
 
     @property
@@ -284,8 +284,7 @@ class SlotPool:
     def _loaded(self, step: int | None) -> Servable:
         servable = self.serving if step is None else self.find(step)
         if servable is None and step is None:
-            reason = self.held_back() or "wait for the first to be published and loaded"
-            raise NotReadyError(f"no checkpoint is serving yet; {reason}")
+            raise NotReadyError(f"no checkpoint is serving yet; {_remedy(self.held_back())}")
         if servable is None:
             loaded = sorted(other.step for other in self.servables)
             raise VersionNotFoundError(f"version {step} is not loaded; loaded are {loaded}")
@@ -374,3 +373,13 @@ class SlotPool:
 
     def _on_demand_limit(self) -> int:
         return max(1, self.limit - 2)
+
+
+def _remedy(held_back: HeldBack | None) -> str:
+    """Return why nothing is serving, and what to do about it."""
+    if held_back is None:
+        return "wait for the first to be published and loaded"
+    return (
+        f"{held_back.reason}. Name the step to use it all the same (--version {held_back.step}), or have it served "
+        f"(promote --pin {held_back.step})"
+    )

@@ -17,7 +17,7 @@ from understudy.evaluator.serving.loading import LoadQueue, Request, SlotFactory
 from understudy.evaluator.serving.servable import Handle, ModelSlot, NewSlot, Purpose, Servable, SlotPool
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.threads import join
-from understudy.evaluator.types import CheckpointInfo, LifeEvent
+from understudy.evaluator.types import CheckpointInfo, HeldBack, LifeEvent
 
 _log = logging.getLogger(__name__)
 
@@ -99,9 +99,14 @@ class ServableManager:
         with self._changed:
             return self._pool.predecessor_step
 
-    def explain_with(self, held_back: Callable[[], str]) -> None:
-        """Have errors say what holds all checkpoints back while none is serving: a sentence, or nothing."""
+    def explain_with(self, held_back: Callable[[], HeldBack | None]) -> None:
+        """Have errors say which checkpoint is held back, and why, while none is serving."""
         self._pool.held_back = held_back
+
+    @property
+    def held_back(self) -> HeldBack | None:
+        """The checkpoint that is held back; None if there is none."""
+        return self._pool.held_back()
 
     def acquire(self, step: int, *, deadline: float | None = None) -> Future[Handle]:
         """Borrow a servable, loading it on demand if necessary.
