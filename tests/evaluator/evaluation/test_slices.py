@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.evaluation import slices
-from understudy.evaluator.evaluation.slices import QuantileSample, SliceError, Slicer, parse_slices
+from understudy.evaluator.evaluation.slices import QuantileSample, SliceError, Slicer, number_values, parse_slices
+from understudy.evaluator.model.output_tasks import OutputTask, TaskKind
 
 TARGETS = {"outputs": np.array([[3], [1], [3], [3]])}
 PREDICTED = {"outputs": np.array([3, 3, 1, 3])}
@@ -102,6 +103,16 @@ def test_several_classes_of_an_example_are_no_slice() -> None:
     targets = {"outputs": np.array([[1, 1], [0, 1]])}
     with pytest.raises(SliceError, match="several classes or none"):
         Slicer(settings=parse_slices(["label"])).values(targets, {}, {})
+
+
+@pytest.mark.parametrize("kind", ["sparse", "binary", "regression"])
+def test_several_targets_of_an_example_are_no_class_even_if_one_alone_is_not_zero(kind: TaskKind) -> None:
+    targets = {"outputs": np.array([[0, 1, 0], [2, 0, 0]])}
+    slicer = Slicer(settings=parse_slices(["label"]), tasks={"outputs": OutputTask(kind=kind)})
+    with pytest.raises(SliceError, match=r"'label' has shape \['examples', 3\]; a slice needs one value"):
+        slicer.values(targets, {}, {})
+    with pytest.raises(SliceError, match="has shape"):
+        number_values(parse_slices(["label:q2"])[0].features[0], targets, {}, slicer.tasks)
 
 
 def test_too_many_values_are_refused_with_their_number() -> None:

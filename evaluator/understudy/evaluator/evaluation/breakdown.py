@@ -106,12 +106,14 @@ class BreakdownOptions:
         fields = (metric_digest, *texts, self.slice_min_examples, self.resamples, self.confidence, self.seed)
         return hashlib.sha256(repr(fields).encode()).hexdigest()
 
-    def with_quantiles_of(self, read: Callable[[], Iterable[Batch]], outputs: Sequence[str]) -> BreakdownOptions:
+    def with_quantiles_of(
+        self, read: Callable[[], Iterable[Batch]], tasks: Mapping[str, OutputTask]
+    ) -> BreakdownOptions:
         """Return options whose quantiles are edges, found in one pass over the data, if any quantile is requested.
 
         Args:
             read: Returns the batches from the beginning.
-            outputs: The names of the model's outputs, in order.
+            tasks: What each output of the model is for, by its name, in the model's order.
 
         Raises:
             SliceError: A feature does not exist, or has no single number for each example, and the options are not
@@ -122,11 +124,10 @@ class BreakdownOptions:
             return self
         samples = {name: QuantileSample() for name in wanted}
         for batch in read():
+            targets, columns = by_output(batch, list(tasks)), {**batch.inputs, **batch.features}
             for name, sample in samples.items():
                 try:
-                    sample.add(
-                        number_values(wanted[name], by_output(batch, outputs), {**batch.inputs, **batch.features})
-                    )
+                    sample.add(number_values(wanted[name], targets, columns, tasks))
                 except SliceError:
                     if not self.lenient:
                         raise
@@ -176,7 +177,7 @@ class Breakdown:
         self._tasks = tasks
         self._options = options
         self._between_pieces = between_pieces
-        self._slicer = Slicer(settings=options.slices, lenient=options.lenient)
+        self._slicer = Slicer(settings=options.slices, tasks=tasks, lenient=options.lenient)
         self._resamples = options.resamples
         self._examples = 0
         self._counts: dict[str, Counter[str]] = {setting.text: Counter() for setting in options.slices}

@@ -99,14 +99,13 @@ def predicted_classes(task: OutputTask, outputs: Array) -> Array | None:
         task: The task of the output.
         outputs: Its values for a batch, ``[examples, ...]``: scores of the classes, or of class 1 alone.
     """
-    if task.kind in {"regression", "multilabel"}:
+    if task.kind in {"regression", "multilabel"} or outputs.ndim > 2:  # noqa: PLR2004 - [examples, classes]
         return None
-    if outputs.ndim > 1 and outputs.shape[-1] == 1:
-        outputs = outputs[..., 0]
-    if outputs.ndim == 1:
-        return (outputs > (0.0 if task.scores == "logits" else 0.5)).astype(np.int64)
-    found: Array = outputs.argmax(axis=1)
-    return found if outputs.ndim == 2 else None  # noqa: PLR2004 - [examples, classes]
+    scores = outputs.reshape(len(outputs), -1)
+    if scores.shape[1] == 1:
+        is_one = holds(task, scores[:, 0]) if task.kind == "binary" else scores[:, 0] > 0.5  # noqa: PLR2004
+        return is_one.astype(np.int64)
+    return None if task.kind == "binary" else np.asarray(scores.argmax(axis=1))
 
 
 def decide(task: OutputTask, outputs: Array, targets: Array, weights: Array | None = None) -> Decisions:

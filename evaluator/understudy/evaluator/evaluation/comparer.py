@@ -35,7 +35,7 @@ from understudy.evaluator.evaluator_errors import (
 )
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.ranking import LOSS
-from understudy.evaluator.serving.servable import Handle
+from understudy.evaluator.serving.servable import Handle, ModelSlot
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec, Progress
 
@@ -152,21 +152,20 @@ class ComparisonRun:
 
     def _run(self, steps: Sequence[int], batches: ReplayableBatches) -> Comparison:
         handles = self._borrow_loaded(steps) or {0: self._acquire(steps[0])}
-        self._find_quantiles(batches, next(iter(handles.values())).slot.signature)
+        self._find_quantiles(batches, next(iter(handles.values())).slot)
         later = [index for index in range(len(steps)) if index not in handles]
         scored = self._score(handles, lambda signature: batches.first(signature, keep=bool(later)))
         for index in later:
             scored |= self._score({index: self._acquire(steps[index])}, batches.again)
         return self._compare([scored[index] for index in range(len(steps))], in_turns=[steps[i] for i in later])
 
-    def _find_quantiles(self, batches: ReplayableBatches, signature: Signature) -> None:
+    def _find_quantiles(self, batches: ReplayableBatches, slot: ModelSlot) -> None:
         """Replace quantiles by edges, which all versions share."""
         if not self._breakdown.has_quantiles:
             return
         if not isinstance(batches, DatasetBatches):
             raise SliceError("quantiles are found only in datasets of the server; give edges, such as 'age:18,30,65'")
-        outputs = [spec.name for spec in signature.outputs]
-        self._breakdown = self._breakdown.with_quantiles_of(lambda: batches.again(signature), outputs)
+        self._breakdown = self._breakdown.with_quantiles_of(lambda: batches.again(slot.signature), slot.output_tasks)
 
     def _borrow_loaded(self, steps: Sequence[int]) -> dict[int, Handle]:
         handles = {}

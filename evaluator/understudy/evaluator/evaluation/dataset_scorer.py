@@ -199,7 +199,7 @@ class DatasetScorer:
         """Keep one batch in progress while the next is read."""
         slot = servable.slot
         read = functools.partial(dataset.batches, slot.signature, self._batch_size)
-        options = self._breakdown.with_quantiles_of(read, [spec.name for spec in slot.signature.outputs])
+        options = self._breakdown.with_quantiles_of(read, slot.output_tasks)
         with_rows = tables is not None
         scored = 0
         under_way: _UnderWay | None = None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.model.output_tasks import OutputTask
 from understudy.evaluator.types import Array, Arrays
 
 LABEL = "label"
@@ -27,6 +28,9 @@ _COUNTED = 4096
 """Classes and buckets below this are counted, which is faster than sorting them."""
 
 MAX_SETTINGS = 100
+
+_OF_CLASSES = frozenset({"categorical", "multilabel", "unknown"})
+"""The tasks whose targets may have a value for each class."""
 
 _COUNTED_VALUES = 100_000
 """Distinct values are counted up to this number."""
@@ -253,11 +257,13 @@ class Slicer:
 
     Attributes:
         settings: The slice settings; the quantiles of each are resolved.
+        tasks: What each output of the model is for, by its name, as far as it is known.
         lenient: Whether settings that do not fit are left out with a note, instead of refused.
         notes: Why settings were left out.
     """
 
     settings: tuple[SliceSetting, ...]
+    tasks: Mapping[str, OutputTask] = field(default_factory=dict)
     lenient: bool = False
     notes: list[str] = field(default_factory=list)
     _left_out: set[str] = field(default_factory=set)
@@ -280,7 +286,8 @@ class Slicer:
                 continue
             try:
                 found[setting.text] = {
-                    feature.name: _values(feature, targets, predictions, columns) for feature in setting.features
+                    feature.name: _values(feature, targets, predictions, columns, self.tasks)
+                    for feature in setting.features
                 }
             except SliceError as error:
                 if not self.lenient:
@@ -372,14 +379,16 @@ class QuantileSample:
         return tuple(float(edge) for edge in np.unique(edges))
 
 
-def _values(feature: SliceFeature, targets: Arrays, predictions: Arrays, columns: Arrays) -> Array:
+def _values(
+    feature: SliceFeature, targets: Arrays, predictions: Arrays, columns: Arrays, tasks: Mapping[str, OutputTask]
+) -> Array:
     """Return the values of a feature, ``[examples]``."""
-    if feature.is_column:
-        found = columns.get(feature.name)
-    else:
-        source = predictions if feature.is_prediction else targets
+    source = columns if feature.is_column else predictions if feature.is_prediction else targets
+    name = feature.name
+    if not feature.is_column:
         _, _, output = feature.name.partition("/")
-        found = source.get(output) if output else next(iter(source.values())) if len(source) == 1 else None
+        name = output or (next(iter(source)) if len(source) == 1 else "")
+    found = source.get(name)
     if found is None:
         names, reason = available(targets, predictions, columns), ""
         if feature.is_prediction and not predictions:
@@ -387,7 +396,7 @@ def _values(feature: SliceFeature, targets: Arrays, predictions: Arrays, columns
             reason = ", because no predicted classes are known"
         raise SliceError(f"there is no feature {feature.name!r} to slice by{reason}; there are {', '.join(names)}")
     if _is(feature.name, LABEL):
-        found = _classes(feature.name, found)
+        found = _classes(feature.name, found, tasks.get(name))
     if found.ndim != 1:
         raise SliceError(
             f"feature {feature.name!r} has shape {['examples', *found.shape[1:]]}; a slice needs one value for each "
@@ -398,13 +407,13 @@ def _values(feature: SliceFeature, targets: Arrays, predictions: Arrays, columns
     return found
 
 
-def number_values(feature: SliceFeature, targets: Arrays, columns: Arrays) -> Array:
-    """Return the values of a feature whose quantiles are requested; see `Slicer.members`.
+def number_values(feature: SliceFeature, targets: Arrays, columns: Arrays, tasks: Mapping[str, OutputTask]) -> Array:
+    """Return the values of a feature whose quantiles are requested; see `Slicer.values`.
 
     Raises:
         SliceError: The feature does not exist, or has no single number for each example.
     """
-    return _values(feature, targets, {}, columns)
+    return _values(feature, targets, {}, columns, tasks)
 
 
 def available(targets: Collection[str], predictions: Collection[str], columns: Collection[str]) -> list[str]:
@@ -421,10 +430,11 @@ def available(targets: Collection[str], predictions: Collection[str], columns: C
     ]
 
 
-def _classes(name: str, targets: Array) -> Array:
-    """Return the class of each example, or its value: of one value, or of one 1 among zeros."""
+def _classes(name: str, targets: Array, task: OutputTask | None) -> Array:
+    """Return the class of each example, or its value: of one value, or of one 1 among zeros for the classes."""
     targets = targets[..., 0] if targets.ndim > 1 and targets.shape[-1] == 1 else targets
-    if targets.ndim != 2 or targets.dtype.kind not in "biuf":  # noqa: PLR2004 - [examples, classes]
+    has_value_for_each = task is None or task.kind in _OF_CLASSES
+    if targets.ndim != 2 or targets.dtype.kind not in "biuf" or not has_value_for_each:  # noqa: PLR2004
         return targets
     if not np.array_equal(targets.astype(bool).sum(axis=1), np.ones(len(targets))):
         raise SliceError(f"the targets of {name!r} give an example several classes or none; a slice needs one")

@@ -94,7 +94,7 @@ def evaluate_files(
     if progress_file is not None:
         stored = progress_file.begin(_job(work, dataset, slot, step=step, metrics=metrics, breakdown=breakdown))
     scored = 0 if stored is None else stored.examples
-    breakdown = breakdown.with_quantiles_of(read, [spec.name for spec in slot.signature.outputs])
+    breakdown = breakdown.with_quantiles_of(read, slot.output_tasks)
     with_increments = not breakdown.is_empty
     if make_pool is None or slot.scores_whole:
         scorer = slot.scorer(metrics, increments=with_increments)
