@@ -99,7 +99,11 @@ def test_slices_and_big_endian_arrays_are_written_as_their_values(tmp_path: Path
 
 
 def test_classes_are_the_places_of_the_largest_values(tmp_path: Path) -> None:
-    outputs = {"scores": np.array([[0.1, 0.9], [0.8, 0.2]], np.float32), "value": np.array([1.5, 2.5], np.float32)}
+    outputs = {
+        "scores": np.array([[0.1, 0.9], [0.8, 0.2]], np.float32),
+        "value": np.array([1.5, 2.5], np.float32),
+        "alone": np.array([[0.25], [0.75]], np.float32),
+    }
     file = write(tmp_path / "log.tfrecord", logged({"x": np.zeros(2, np.float32)}, outputs), targets="classes")
     signature = Signature(
         inputs=(TensorSpec(name="x", dtype="float32", shape=(None,)),),
@@ -108,6 +112,7 @@ def test_classes_are_the_places_of_the_largest_values(tmp_path: Path) -> None:
     (batch,) = RecordDataset("log", [file]).batches(signature, 10)
     assert batch.targets["scores"].tolist() == [1, 0]
     assert batch.targets["value"].tolist() == [1.5, 2.5]
+    assert batch.targets["alone"].tolist() == [[0.25], [0.75]], "one value is no choice"
     assert [example.answers["scores"].tolist() for example in read_logged([file], signature)] == outputs[
         "scores"
     ].tolist()

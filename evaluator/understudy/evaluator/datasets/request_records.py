@@ -32,8 +32,11 @@ ANSWER_PREFIX = f"{REQUEST_PREFIX}answer/"
 
 _MICROSECONDS = 1e6
 
+_CLASSES = 2
+"""An output with at least this many values along its last axis has a class."""
+
 LoggedTargets = Literal["answers", "classes"]
-"""What the targets are: the answers themselves, or the index of the largest value along their last axis."""
+"""What the targets are: the answers themselves, or the index of the largest of several values along their last axis."""
 
 
 class LoggedRequest(NamedTuple):
@@ -209,7 +212,7 @@ def _column(array: Array) -> Sequence[Sequence[bytes]]:
 
 
 def _has_classes(array: Array) -> bool:
-    return array.ndim > 1 and array.dtype.kind in "fV"
+    return array.ndim > 1 and array.shape[-1] >= _CLASSES and array.dtype.kind in "fV"
 
 
 def _classes(array: Array) -> Array:
