@@ -35,7 +35,7 @@ class TableCollector:
 
     Its memory depends on the outputs and the slices, and grows by a few bytes for each example, up to a limit. Counts
     do not depend on the sizes of the batches. Items count by their sample weights, and not at all if the output's mask
-    hides them; which examples are right, and the hardest, do not depend on weights.
+    hides them; which examples are right does not depend on weights. The hardest have the greatest losses, with weights.
 
     Args:
         tasks: The task of each output, by name.
