@@ -16,6 +16,7 @@ Incompatible shapes: [5,7] vs. [5]
 ON_THE_SAME_LINE = """Graph execution error:
 
 indices[0,0] = 12 is not in [0, 11)\t [[{{node embedding/GatherV2}}]]"""
+EAGER = "{{function_node __wrapped__Mul_device_/device:CPU:0}} Incompatible shapes: [5,7] vs. [5] [Op:Mul] name: "
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,7 @@ indices[0,0] = 12 is not in [0, 11)\t [[{{node embedding/GatherV2}}]]"""
         (IN_A_GRAPH, "Incompatible shapes: [5,7] vs. [5]"),
         (ON_THE_SAME_LINE, "indices[0,0] = 12 is not in [0, 11)"),
         ("Graph execution error:", "Graph execution error:"),
+        (EAGER, "Incompatible shapes: [5,7] vs. [5]"),
     ],
 )
 def test_one_line_says_what_is_wrong(text: str, expected: str) -> None:

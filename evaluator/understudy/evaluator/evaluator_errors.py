@@ -158,6 +158,8 @@ class TrialError(Exception):
 
 _GRAPH_ERROR = "Graph execution error:"
 _NODE = "[[{{node"
+_AROUND = re.compile(r"^\{\{function_node [^}]*\}\}\s*|\s*\[Op:\w+\]( name:.*)?$")
+"""What TensorFlow writes before and after an error of an operation."""
 
 _MOST_NAMED_STEPS = 10
 
@@ -183,7 +185,7 @@ def first_line(error: BaseException) -> str:
     if lines and lines[0] == _GRAPH_ERROR:
         said = next((index for index, line in enumerate(lines) if _NODE in line), 0)
         lines = [lines[said].partition(_NODE)[0].strip() or lines[said - 1]]
-    return (lines or [""])[0] or type(error).__name__
+    return _AROUND.sub("", (lines or [""])[0]) or type(error).__name__
 
 
 def available_steps(known: Collection[int], missing: int) -> str:

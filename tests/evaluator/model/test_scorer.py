@@ -181,6 +181,23 @@ def test_weights_that_do_not_fit_the_elements_of_an_example_are_refused_with_bot
         score(make_slot(model), batch)
 
 
+@pytest.mark.parametrize("shape", [(5,), (5, 7, 2, 1)])
+def test_an_error_about_weights_says_what_came(make_slot: Callable[..., Slot], shape: tuple[int, ...]) -> None:
+    inputs = keras.Input((7, 3), name="x")
+    model = keras.Model(inputs, layers.Dense(2)(inputs))
+    model.compile("sgd", "mse", weighted_metrics=["mae"])
+    batch = Batch(
+        inputs={"x": np.ones((5, 7, 3), np.float32)},
+        targets={"targets": np.ones((5, 7, 2), np.float32)},
+        sample_weights={"sample_weights": np.ones(shape, np.float32)},
+    )
+    with pytest.raises(InvalidInputError) as refused:
+        score(make_slot(model), batch)
+    came = f"targets: {{'outputs': 'float32[5, 7, 2]'}}; sample weights: {{'sample_weights': 'float32{list(shape)}'}}"
+    assert came in str(refused.value)
+    assert "function_node" not in str(refused.value)
+
+
 def test_the_targets_of_one_stream_are_of_one_kind(classifier: Slot) -> None:
     column = image_batch(2, targets={"targets": np.zeros((2, 1), np.int64)})
     with pytest.raises(InvalidInputError, match="of the same kind"):

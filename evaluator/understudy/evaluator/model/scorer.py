@@ -191,7 +191,7 @@ class Scorer:
             values = program.update(before, data)
             example_losses = program.example_losses(data) if program.example_losses else None
         except (tf.errors.InvalidArgumentError, ValueError) as error:
-            raise InvalidInputError(f"the batch cannot be scored: {first_line(error)}") from error
+            raise InvalidInputError(f"the batch cannot be scored: {first_line(error)} ({labels.shown()})") from error
         masks_of_outputs = {name: np.asarray(mask) for name, mask in masks.items()}
         return ScoreState(
             program=program,
@@ -256,9 +256,8 @@ class Scorer:
         try:
             return self._build(self._data(inputs, specs, outputs, masks))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            came = {name: f"{dtype_name(array)}{list(array.shape)}" for name, array in labels.targets.items()}
             raise InvalidInputError(
-                f"the targets do not fit the model's loss and metrics: {first_line(error)} (targets: {came or 'none'})"
+                f"the targets do not fit the model's loss and metrics: {first_line(error)} ({labels.shown()})"
             ) from error
 
     def _labels(self, batch: Batch) -> _Labels:
@@ -323,3 +322,11 @@ class _Labels:
 
     targets: Mapping[str, Any]
     weights: Mapping[str, Any]
+
+    def shown(self) -> str:
+        """Return the names, dtypes and shapes of the arrays, for a message."""
+        targets, weights = (
+            {name: f"{dtype_name(array)}{list(array.shape)}" for name, array in arrays.items()}
+            for arrays in (self.targets, self.weights)
+        )
+        return f"targets: {targets or 'none'}" + (f"; sample weights: {weights}" if weights else "")
