@@ -65,9 +65,7 @@ def _scored(model: Any, x: Any, y: Any) -> BrokenDown:
 
 def _decided(name: str, before: BrokenDown, after: BrokenDown) -> GateCondition:
     key = f"accuracy[{name}]"
-    gate = parse_gate(
-        f"test/{key} not worse by {MARGIN} at 95%", datasets=["test"], modes={}, slices=[frozenset({"label"})]
-    )
+    gate = parse_gate(f"test/{key} not worse by {MARGIN} at 95%", datasets=["test"], modes={}, slices=[("label",)])
     value, held = (
         next(part.metrics["accuracy"] for part in score.slices if part.name == name) for score in (after, before)
     )

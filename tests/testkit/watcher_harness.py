@@ -53,7 +53,7 @@ class WatcherHarness:
         scored = [dataset for dataset in datasets if dataset.name != further]
         names = [dataset.name for dataset in scored]
         self.monitor = parse_monitor(None, None, names)
-        wanted = build_gate(settings, self.monitor, names, slices=[frozenset({"label"})])
+        wanted = build_gate(settings, self.monitor, names, slices=[("label",)])
         self.lifecycle = lifecycle = TextLifecycle(folder)
         self.outbox = Outbox(state / "ledger.sqlite", [Subscription(destination="test")])
         self.ledger = Ledger(state / "ledger.sqlite", outbox=self.outbox)
@@ -157,6 +157,7 @@ class WatcherHarness:
         dataset: EvaluationDataset = DATASET,
         resampled: Array | None = None,
         undefined: str = "",
+        **details: Any,
     ) -> None:
         """Record a score, and the values of the loss in each resample; or why the loss is undefined."""
         result = EvaluationResult(
@@ -168,6 +169,7 @@ class WatcherHarness:
             waiting_seconds=0,
             computing_seconds=0,
             resampled={} if resampled is None else {"loss": resampled},
+            **details,
         )
         self.recorder.record_score(info.digest, dataset, result, duration_seconds=0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from testkit.text_lifecycle import WAIT_SECONDS
 from testkit.watcher_harness import DATASET, WatcherHarness
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluator_errors import ConfigurationError
-from understudy.evaluator.types import Array, EvaluationOutcome
+from understudy.evaluator.types import Array, EvaluationOutcome, SliceScore
 
 SCORED, ACCEPTED, REFUSED = EvaluationOutcome.SCORED, EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED
 UNDECIDED = EvaluationOutcome.UNDECIDED
@@ -355,6 +356,28 @@ def test_what_is_not_computed_is_refused_with_what_there_is(make_harness: Make, 
     (*_, decision) = harness.ledger.page()
     assert decision.outcome is REFUSED
     assert said.replace("\\", "") == decision.reason
+
+
+def test_a_slice_that_does_not_exist_is_refused_with_some_that_do_or_why_there_are_none(make_harness: Make) -> None:
+    harness = make_harness(gate=("test/loss[label=x] <= 1",))
+    slices = tuple(SliceScore(name=f"label={label}", examples=1, metrics={"loss": 0.5}) for label in range(30))
+    left_out = "slice 'label' is left out: there is no feature 'label'"
+
+    def reason(number: int, **score: Any) -> str:
+        harness.lifecycle.publish(number)
+        harness.reconcile()
+        info = harness.backlog.next()
+        assert info is not None
+        harness.score(info, 0.5, **score)
+        harness.backlog.finished()
+        harness.reconcile()
+        return list(harness.ledger.page())[-1].reason
+
+    assert reason(1, slices=slices).startswith(
+        "there is no slice 'label=x' in 'test'; there are ['label=0', 'label=1',"
+    )
+    assert reason(2, slices=slices).endswith("] and 20 more")
+    assert reason(3, notes=(left_out,)) == f"there is no slice 'label=x' in 'test'; {left_out}"
 
 
 def test_what_is_held_back_is_known_with_the_reason_until_a_later_checkpoint_is_admitted(make_harness: Make) -> None:

@@ -27,7 +27,7 @@ RANK = {REFUSED: 0, UNDECIDED: 1, ACCEPTED: 2}
 
 
 def parsed(text: str) -> Condition:
-    slices = {frozenset({"label"}), frozenset({"age"}), frozenset({"country", "label"})}
+    slices = [("label",), ("age",), ("country", "label"), ("a=b",)]
     return parse_gate(text, datasets=["test", "big"], modes={"test/lift": "max"}, slices=slices)
 
 
@@ -56,6 +56,11 @@ def outcome(text: str, on: Measured) -> EvaluationOutcome:
             "test/loss[country=New Zealand,label=3] <= 1",
             ("loss", "country=New Zealand,label=3", "at most", 1.0, None, "min", None),
         ),
+        (
+            "test/loss[country=a,b=c,label=3] <= 1",
+            ("loss", "country=a,b=c,label=3", "at most", 1.0, None, "min", None),
+        ),
+        ("test/loss[a=b=3] <= 1", ("loss", "a=b=3", "at most", 1.0, None, "min", None)),
         ("test/lift not worse", ("lift", None, "not worse", 0.0, "serving", "max", None)),
         ("big/lift not worse, less is better", ("lift", None, "not worse", 0.0, "serving", "min", None)),
     ],
@@ -87,8 +92,12 @@ def test_a_condition_is_read_in_every_form(text: str, expected: tuple[object, ..
             "big/lift not worse",
             "does not tell whether more or less of 'lift' is better; end it with ', more is better'",
         ),
-        ("test/accuracy[color=red] >= 1", r"no slices by 'color'; there are slices by age, country\*label, label"),
-        ("test/accuracy[label=3,age=4] >= 1", r"no slices by 'age\*label'"),
+        ("test/accuracy[color=red] >= 1", r"no slices by 'color'; there are slices by a=b, age, country\*label, label"),
+        (
+            "test/accuracy[label=3,country=FR] >= 1",
+            r"no slices by 'label\*country'; there are slices by .*, country\*label, .*; add --slice 'label\*country'",
+        ),
+        ("test/accuracy[label=3,age=4] >= 1", r"no slices by 'label\*age'"),
         ("test/accuracy[3] >= 1", "no slices by '3'"),
     ],
 )

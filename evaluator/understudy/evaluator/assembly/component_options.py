@@ -54,7 +54,7 @@ class ScoringPlan:
         monitor = parse_monitor(settings.monitor, settings.monitor_mode, names)
         breakdown = breakdown_options(settings)
         _check_slices(breakdown, datasets)
-        sliced = [frozenset(feature.name for feature in setting.features) for setting in breakdown.slices]
+        sliced = [tuple(feature.name for feature in setting.features) for setting in breakdown.slices]
         gate = build_gate(settings, monitor, names, slices=sliced)
         if gate is not None:
             breakdown = dataclasses.replace(breakdown, resamples=gate.resamples(breakdown.resamples))

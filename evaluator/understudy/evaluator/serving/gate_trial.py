@@ -24,6 +24,8 @@ from understudy.evaluator.types import (
     Interval,
 )
 
+_NAMED_SLICES = 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -250,10 +252,9 @@ def _value(record: EvaluationRecord, condition: Condition) -> tuple[float, str]:
         slices = {each.name: each for each in record.slices}
         part = slices.get(condition.slice_name)
         if part is None:
-            return (
-                math.nan,
-                f"there is no slice {condition.slice_name!r} in {record.dataset!r}; there are {sorted(slices)}",
-            )
+            left_out = [note for note in record.notes if note.startswith("slice ")]
+            there = "; ".join(left_out) or _slices_that_are(record)
+            return math.nan, f"there is no slice {condition.slice_name!r} in {record.dataset!r}; {there}"
         if not part.metrics:
             reason = ", ".join(part.notes) or "it has no metrics"
             return math.nan, f"slice {part.name!r} of {record.dataset!r} has {part.examples} examples: {reason}"
@@ -264,6 +265,12 @@ def _value(record: EvaluationRecord, condition: Condition) -> tuple[float, str]:
     if math.isfinite(value) and math.isfinite(loss):
         return value, ""
     return value, f"{condition.key} is {value!r}, the loss {record.metrics.get(LOSS)!r}; finite numbers are required"
+
+
+def _slices_that_are(record: EvaluationRecord) -> str:
+    names = [part.name for part in record.slices]
+    more = len(names) - _NAMED_SLICES
+    return f"there are {names[:_NAMED_SLICES]}" + (f" and {more} more" if more > 0 else "")
 
 
 def _undefined(record: EvaluationRecord, condition: Condition) -> str:

@@ -42,8 +42,9 @@ EXAMPLES = (
 _CONDITION = re.compile(
     r"(?P<dataset>[^/\s]+)/(?P<metric>[^\[\s]+)(?:\[(?P<slice>.+)\])?\s*(?P<rule>>=|<=|\bnot\s+worse\b|\bbetter\b)(?P<rest>.*)"
 )
-_FEATURE = re.compile(r"(?:^|,)([^,=<>]+)(?:>=|=|<)")
-"""A feature in the name of a slice, such as ``country=FR,age=[18,30)``."""
+_VALUE = r"(?:>=|=|<)"
+_FEATURE = re.compile(rf"(?:^|,)([^,=<>]+){_VALUE}")
+"""What looks like a feature in the name of a slice, such as ``country=FR,age=[18,30)``."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _BOUND = re.compile(rf"\s*({_NUMBER})(?![\w.])")
 _CLAUSES: Mapping[str, re.Pattern[str]] = {
@@ -132,7 +133,7 @@ class Condition:
 
 
 def parse_gate(
-    text: str, *, datasets: Collection[str], modes: Mapping[str, MonitorMode], slices: Collection[frozenset[str]]
+    text: str, *, datasets: Collection[str], modes: Mapping[str, MonitorMode], slices: Collection[tuple[str, ...]]
 ) -> Condition:
     """Parse one condition.
 
@@ -140,7 +141,7 @@ def parse_gate(
         text: The condition.
         datasets: The names of the datasets that checkpoints are scored on.
         modes: Whether less or more is better, by ``dataset/metric``, where that is known from elsewhere.
-        slices: The configured slices, each by the names of its features.
+        slices: The configured slices, each by the names of its features, in the order of the names of slices.
 
     Raises:
         ConfigurationError: It cannot be read, or names a dataset or a slice that there is not, or the direction of the
@@ -261,14 +262,21 @@ def _mode(text: str, rule: Rule, metric: str, direction: str | None, given: Moni
     return mode
 
 
-def _check_slice(text: str, name: str, slices: Collection[frozenset[str]]) -> None:
-    features = frozenset(_FEATURE.findall(name))
-    if features in slices:
+def _check_slice(text: str, name: str, slices: Collection[tuple[str, ...]]) -> None:
+    found = _FEATURE.findall(name)
+    known = {feature for features in slices for feature in features}
+    if any(_is_named(name, features) and not {*found} & known - {*features} for features in slices):
         return
-    there = sorted("*".join(sorted(each)) for each in slices)
+    there = sorted("*".join(features) for features in slices)
     configured = f"there are slices by {', '.join(there)}" if there else "no slices are configured"
-    wanted = "*".join(sorted(features)) or name
+    wanted = "*".join(found) or name
     raise _unreadable(text, f"there are no slices by {wanted!r}; {configured}; add --slice {wanted!r}")
+
+
+def _is_named(name: str, features: Sequence[str]) -> bool:
+    """Return whether a slice by these features may have a name; their values may be any text."""
+    pattern = ",".join(f"{re.escape(feature)}{_VALUE}.*" for feature in features)
+    return re.fullmatch(pattern, name, re.DOTALL) is not None
 
 
 def _unreadable(text: str, why: str) -> ConfigurationError:
@@ -336,7 +344,7 @@ def further_dataset(settings: EvaluatorSettings, names: Sequence[str]) -> str | 
 
 
 def build_gate(
-    settings: EvaluatorSettings, monitor: Monitor | None, datasets: Sequence[str], slices: Sequence[frozenset[str]]
+    settings: EvaluatorSettings, monitor: Monitor | None, datasets: Sequence[str], slices: Sequence[tuple[str, ...]]
 ) -> Gate | None:
     """Return the gate of the settings, or None if they have none.
 
@@ -344,7 +352,7 @@ def build_gate(
         settings: The operator's settings.
         monitor: The monitored metric; None without datasets.
         datasets: The names of the datasets that every checkpoint is scored on.
-        slices: The configured slices, each by the names of its features.
+        slices: The configured slices, each by the names of its features, in the order of the names of slices.
 
     Raises:
         ConfigurationError: There is no dataset to decide by, or a condition cannot be read.
