@@ -45,10 +45,22 @@ def build(kind: sample_models.Kind) -> Any:
 
 
 def draw(kind: sample_models.Kind, seed: int, sizes: Sequence[int], *, weighted: bool) -> list[Rows]:
-    """Draw batches of these sizes; weighted only if the kind has weights."""
+    """Draw batches of these sizes; weighted only if the kind has weights, of which with every third seed many are 0."""
     rng = np.random.default_rng(seed)
     batches = [kind.data(rng, rows) for rows in sizes]
-    return [batch if weighted and batch[2] is not None else batch[:2] for batch in batches]
+    if not weighted or any(weights is None for _, _, weights in batches):
+        return [batch[:2] for batch in batches]
+    if seed % 3 == 0:
+        return [
+            (*batch[:2], keras.tree.map_structure(lambda leaf: _some_zero(rng, leaf), batch[2])) for batch in batches
+        ]
+    return batches
+
+
+def _some_zero(rng: np.random.Generator, weights: Any) -> Any:
+    """Return weights ``[examples, ...]`` of which those of some examples are 0."""
+    kept = rng.random(len(weights)) < rng.choice([0.1, 0.5, 0.9])
+    return weights * kept.reshape(-1, *(1,) * (weights.ndim - 1)).astype(weights.dtype)
 
 
 def as_batch(slot: Slot, inputs: Any, targets: Any, weights: Any = None) -> Batch:
