@@ -463,6 +463,19 @@ def test_rescore_scores_again_what_was_scored(run: Run, script: Script) -> None:
     assert (asked.dataset, asked.version.step, asked.rescore) == ("test", STEP, True)
 
 
+def test_rescore_says_which_failed_evaluations_it_leaves_out(run: Run, script: Script) -> None:
+    failed = {"outcome": evaluation_pb2.EVALUATION_OUTCOME_FAILED, "reason": "no column"}
+    script.record(STEP, metrics={"loss": 0.25})
+    script.record(STEP, dataset="fresh", **failed)
+    script.record(STEP, **failed)
+
+    said = run("rescore", "--since", str(STEP)).stderr.splitlines()
+    assert said[-1] == (
+        f"1 failed evaluation is left out: step {STEP} on fresh; name the dataset with --dataset to try again"
+    )
+    assert "left out" not in run("rescore", "--since", str(STEP), "--dataset", "fresh").stderr
+
+
 def test_status_shows_that_the_gate_is_undecided(run: Run, script: Script) -> None:
     script.record(STEP, metrics={"loss": 0.5})
     script.record(STEP, outcome=evaluation_pb2.EVALUATION_OUTCOME_UNDECIDED, reason="loss is 0.5, between 0.1 and 0.9")

@@ -48,8 +48,12 @@ def command(
     command can be repeated after it was interrupted.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
     with connected(settings) as client:
-        before = list(client.list_evaluations(min_step=since, max_step=until, outcome="scored"))
-        pairs = _pairs(client, before, since, until, datasets)
+        entries = list(client.list_evaluations(min_step=since, max_step=until))
+        before = [entry for entry in entries if entry.outcome == "scored"]
+        steps = [
+            each.step for each in client.checkpoints() if since <= each.step and (until is None or each.step <= until)
+        ]
+        pairs = _pairs(client, before, steps, datasets)
         if not pairs:
             raise click.ClickException(
                 f"the server has no checkpoint from step {since} {'on' if until is None else f'to {until}'} that was "
@@ -65,16 +69,34 @@ def command(
             else:
                 click.echo(f"step {step} on {dataset}: {done}: {formatted_metrics(evaluation)}")
         click.echo("; ".join(f"{count} {done}" for done, count in counts.items()), err=True)
+        if left_out := "" if datasets else _failed(entries, steps):
+            click.echo(left_out, err=True)
 
 
 def _pairs(
-    client: Client, before: Sequence[Evaluation], since: int, until: int | None, datasets: Sequence[str]
+    client: Client, before: Sequence[Evaluation], steps: Sequence[int], datasets: Sequence[str]
 ) -> list[tuple[int, str]]:
     """Return the steps and datasets to score: those that were scored before, or all steps on the given datasets."""
-    steps = [each.step for each in client.checkpoints() if since <= each.step and (until is None or each.step <= until)]
     known = _known_datasets(client, before)
     scored = {(each.step, each.dataset) for each in before}
     return [(step, dataset) for step in steps for dataset in datasets or known if datasets or (step, dataset) in scored]
+
+
+def _failed(entries: Sequence[Evaluation], steps: Sequence[int]) -> str:
+    """Return which evaluations of steps failed and were never scored, as a sentence; empty if there are none."""
+    scored, failed = (
+        {(each.step, each.dataset) for each in entries if each.outcome == outcome and each.dataset}
+        for outcome in ("scored", "failed")
+    )
+    pairs = {(step, dataset) for step, dataset in failed - scored if step in steps}
+    if not pairs:
+        return ""
+    step, dataset = min(pairs)
+    several = len(pairs) > 1
+    return (
+        f"{len(pairs)} failed evaluation{'s are' if several else ' is'} left out{', such as' if several else ':'} step "
+        f"{step} on {dataset}; name the dataset with --dataset to try again"
+    )
 
 
 def _known_datasets(client: Client, before: Sequence[Evaluation]) -> Sequence[str]:
