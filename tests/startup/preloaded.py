@@ -6,7 +6,8 @@ standard streams that were meant for it. The process that handed over forwards s
 ends. If it is killed, the fork is killed a moment later. Programs whose memory is measured, which end with their parent
 or are stopped by SIGSTOP, and those whose memory addresses must differ, start by themselves.
 
-The server imports with the first program that it is given.
+There are two servers. That of inspections has not imported TensorFlow, as the process of an inspection does not. Each
+imports with the first program that it is given.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
@@ -38,6 +40,10 @@ _MODULES = (
         for each in ("cli.train", "cli.serve", "trainer.training", "evaluator.assembly.components", "service.server")
     ),
 )
+_INSPECTION = ["-P", "-m", "understudy.checkpoints.inspection.worker"]
+_INSPECTIONS = ".inspections"
+"""What the address of the server of inspections adds to the other's."""
+
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _REQUEST_BYTES = 1 << 20
 _NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/mnt")
@@ -50,7 +56,9 @@ def hand_over(address: str) -> None:
     Returns only if the program is no module, file or text, or has options for Python.
     """
     program = sys.orig_argv[1:]
-    if not program or (program[0].startswith("-") and program[0] not in ("-m", "-c")):
+    if program == _INSPECTION:
+        address += _INSPECTIONS
+    elif not program or (program[0].startswith("-") and program[0] not in ("-m", "-c")):
         return
     with ExitStack() as stack:
         connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -69,10 +77,16 @@ def hand_over(address: str) -> None:
 
 
 class Server:
-    """Forks for every connection. It has one thread, as a fork takes no other with it."""
+    """Forks for every connection. It has one thread, as a fork takes no other with it.
 
-    def __init__(self, listener: socket.socket) -> None:
+    Args:
+        listener: The socket that it listens to.
+        import_all: Imports what the programs need. Called before each fork.
+    """
+
+    def __init__(self, listener: socket.socket, import_all: Callable[[], None]) -> None:
         self._listener = listener
+        self._import_all = import_all
         self._selector = selectors.DefaultSelector()
         self._forks: dict[int, socket.socket] = {}
 
@@ -92,6 +106,7 @@ class Server:
                 if key.data is None:
                     for pid in self._forks:
                         os.kill(pid, signal.SIGKILL)
+                    signal.set_wakeup_fd(-1)
                     return
                 key.data()
 
@@ -101,7 +116,7 @@ class Server:
         if not data:
             connection.close()
             return
-        _import_all()
+        self._import_all()
         pid = os.fork()
         if pid == 0:
             self._selector.close()
@@ -143,6 +158,17 @@ def _import_all() -> None:
     for name in _MODULES:
         importlib.import_module(name)
     gc.enable()
+    gc.freeze()
+
+
+@functools.cache
+def _import_inspection() -> None:
+    """Import what inspections import, with one thread, and without TensorFlow."""
+    os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    worker = importlib.import_module(_INSPECTION[-1])
+    worker.prepare()
+    for each in (worker.__name__, "tensorflow"):  # the worker runs as __main__, and prepares itself
+        del sys.modules[each]
     gc.freeze()
 
 
@@ -190,7 +216,7 @@ def _enter(namespaces: list[int]) -> None:
 
 def _status_of(program: list[str]) -> int:
     """Run a program as Python does, and return its exit status."""
-    first, *arguments = program
+    first, *arguments = program[1:] if program == _INSPECTION else program
     try:
         if first == "-m":
             sys.argv = ["-m", *arguments[1:]]
@@ -216,11 +242,18 @@ def _status_of(program: list[str]) -> int:
     return 0
 
 
-def main(listener: int) -> None:
-    """Serve at a listening socket, which this process has inherited."""
-    with socket.socket(fileno=listener) as listening:
-        Server(listening).serve()
+def main(programs: int, inspections: int) -> None:
+    """Serve at two listening sockets, which this process has inherited, in a process each."""
+    with socket.socket(fileno=programs) as listener, socket.socket(fileno=inspections) as other:
+        pid = os.fork()
+        if pid == 0:
+            listener.close()
+            Server(other, _import_inspection).serve()
+            return
+        other.close()
+        Server(listener, _import_all).serve()
+        os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

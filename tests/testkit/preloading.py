@@ -16,6 +16,9 @@ STARTUP = Path(__file__).parents[1] / "startup"
 VARIABLE = "TESTS_PRELOADED"
 """The environment variable with the server's address, which `tests/startup/sitecustomize.py` reads."""
 
+INSPECTIONS = ".inspections"
+"""What the address of the server of inspections adds to it."""
+
 END_SECONDS = 10
 
 _SHARED = "TESTS_PRELOADED_SHARED"
@@ -38,14 +41,13 @@ def _server() -> str:
     """Start a server, and return its address. It ends with this process."""
     folder = tempfile.TemporaryDirectory(prefix="preloaded-")
     address = f"{folder.name}/socket"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address)
-        listener.listen(64)
+    with _listening(address) as listener, _listening(address + INSPECTIONS) as inspections:
+        files = (listener.fileno(), inspections.fileno())
         process = subprocess.Popen(
-            [sys.executable, str(STARTUP / "preloaded.py"), str(listener.fileno())],
+            [sys.executable, str(STARTUP / "preloaded.py"), *map(str, files)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=[listener.fileno()],
+            pass_fds=files,
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         )
     assert process.stdin is not None
@@ -59,3 +61,10 @@ def _server() -> str:
 
     atexit.register(end)
     return address
+
+
+def _listening(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen(64)
+    return listener
