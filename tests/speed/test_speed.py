@@ -23,13 +23,17 @@ from benchmarks.speed.programs.arrivals import arrivals
 from benchmarks.speed.running import Bodies, prepare, running
 from benchmarks.speed.servers import floor, own
 from benchmarks.speed.workers import Worker
+from testkit.preloading import preloaded
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
 def mlp(tmp_path_factory: pytest.TempPathFactory) -> Bodies:
-    return prepare(tmp_path_factory.mktemp("mlp"), MODELS["mlp"])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in preloaded().items():
+            patch.setenv(name, value)
+        return prepare(tmp_path_factory.mktemp("mlp"), MODELS["mlp"])
 
 
 OUTPUT = """starting benchmark...
@@ -145,6 +149,7 @@ def test_the_service_and_an_echo_are_measured_side_by_side(mlp: Bodies, tmp_path
         assert one.rss_mib > 10
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_the_model_in_process_is_measured_when_asked(mlp: Bodies, tmp_path: Path) -> None:
     arguments = ("function", "mlp", str(mlp.file), str(tmp_path / "place"))
     with Worker("in_process", *arguments, log=tmp_path / "log") as worker:

@@ -53,13 +53,13 @@ _NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/mnt")
 def hand_over(address: str) -> None:
     """Have the server run this process's program, and end as it ends.
 
-    Returns only if the program is no module, file or text, or has options for Python.
+    Returns only if the program is no module, file or text, or has options for Python other than ``-P``.
     """
     program = sys.orig_argv[1:]
+    if not program or (program[0].startswith("-") and program[0] not in ("-m", "-c") and program[:2] != ["-P", "-m"]):
+        return
     if program == _INSPECTION:
         address += _INSPECTIONS
-    elif not program or (program[0].startswith("-") and program[0] not in ("-m", "-c")):
-        return
     with ExitStack() as stack:
         connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         namespaces = [stack.enter_context(Path(each).open("rb")).fileno() for each in _NAMESPACES]
@@ -216,11 +216,12 @@ def _enter(namespaces: list[int]) -> None:
 
 def _status_of(program: list[str]) -> int:
     """Run a program as Python does, and return its exit status."""
-    first, *arguments = program[1:] if program == _INSPECTION else program
+    first, *arguments = program[1:] if program[0] == "-P" else program
     try:
         if first == "-m":
             sys.argv = ["-m", *arguments[1:]]
-            sys.path.insert(0, str(Path.cwd()))
+            if program[0] == "-m":
+                sys.path.insert(0, str(Path.cwd()))
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         elif first == "-c":
             sys.argv = ["-c", *arguments[1:]]
