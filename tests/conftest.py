@@ -18,8 +18,10 @@ import xdist.scheduler
 
 from testkit.preloading import preloaded, share
 
-# The suite draws the same cases every time; `make soak` draws new ones.
-hypothesis.settings.register_profile("suite", derandomize=True)
+# The suite draws the same cases every time; `make soak` draws new ones. A busy machine may take its time over each.
+hypothesis.settings.register_profile(
+    "suite", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("suite")
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -162,7 +162,7 @@ def test_a_model_saved_twice_has_one_digest_and_another_model_another(
 
 
 @given(st.data())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("kind", SAVES)
 def test_a_copy_with_a_file_cut_off_anywhere_is_damaged(
     saved: dict[ModelKind, Path], tmp_path: Path, kind: ModelKind, data: st.DataObject

@@ -66,7 +66,6 @@ def test_weights_that_are_no_hdf5_are_damage(tmp_path: Path) -> None:
 @given(st.data())
 @settings(
     max_examples=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # Every example writes its own file.
 )
 def test_a_file_cut_off_anywhere_is_damaged(tmp_path: Path, write_keras: WriteKeras, data: st.DataObject) -> None:
@@ -80,7 +79,6 @@ def test_a_file_cut_off_anywhere_is_damaged(tmp_path: Path, write_keras: WriteKe
 @given(st.data())
 @settings(
     max_examples=80,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # Every example writes its own file.
 )
 def test_a_flipped_bit_is_damage_or_changes_nothing(

@@ -190,7 +190,6 @@ def test_a_checkpoint_with_a_part_missing_is_damaged(run: RunDir, publish: Publi
 @given(st.data())
 @settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # One checkpoint serves all examples.
 )
 def test_a_flipped_bit_in_any_file_is_damage(run: RunDir, publish: Publish, data: st.DataObject) -> None:
@@ -422,7 +421,7 @@ def _publish(run: RunDir, step: int, content: bytes) -> None:
         st.tuples(st.sampled_from(["publish", "delete", "spoil"]), st.integers(0, 5)), min_size=1, max_size=12
     )
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_source_that_polls_after_each_change_finds_what_a_new_one_finds(
     changes: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

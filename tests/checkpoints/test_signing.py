@@ -189,7 +189,7 @@ def signed_files(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> tuple[
     return run, [(file, place) for file in files for place in range(file.stat().st_size)]
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), how=st.sampled_from(["flip", "truncate", "extend", "remove"]))
 def test_any_byte_that_differs_is_refused(
     signed_files: tuple[RunDir, list[tuple[Path, int]]], keys: Keys, seed: int, how: str

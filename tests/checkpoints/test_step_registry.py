@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.checkpoints import DamagedCheckpointError
@@ -40,7 +40,6 @@ def test_a_step_that_is_taken_goes_to_nobody_else(tmp_path: Path) -> None:
     assert book.assign("c", iterations=300, name="x-1.keras", file="1") == 301
 
 
-@settings(deadline=None)  # a disk may take its time
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 3), st.sampled_from(["m", "m2"]))))
 def test_every_digest_has_one_step_of_its_own_over_restarts(
     tmp_path_factory: pytest.TempPathFactory,

@@ -274,7 +274,7 @@ def test_a_caller_without_a_name_reaches_health_only(site: Site, paths: tuple[st
 def test_no_bytes_get_a_caller_without_the_group_further(site: Site, paths: tuple[str, ...]) -> None:
     shut = [path for path in paths if path not in OPEN]
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
     @given(
         st.sampled_from(shut),
         st.sampled_from(sorted(MEMBERS)),

@@ -343,7 +343,7 @@ def test_the_observer_learns_of_every_batch(harness: EngineHarness) -> None:
     assert max(harness.observer.queue_examples) == 3
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=30), threads=st.integers(1, 3))
 def test_every_request_gets_its_own_examples_whatever_it_shared_a_batch_with(sizes: list[int], threads: int) -> None:
     harness = EngineHarness(max_batch_size=16, max_queue_examples=1000, concurrent_batches=threads)

@@ -70,7 +70,7 @@ def same(found: Array, expected: Array) -> None:
     assert found.tolist() == expected.tolist() or np.array_equal(found, expected, equal_nan=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data(), st.sampled_from(DTYPES), st.sampled_from(DTYPES), st.integers(1, 4))
 def test_numbers_of_every_dtype_and_shape(data: Any, dtype: str, other: str, examples: int) -> None:
     def draw(dtype: str) -> Array:

@@ -12,7 +12,7 @@ EXAMPLES, RESAMPLES = 60, 37
 WHOLE = draw(5, RESAMPLES, 0, EXAMPLES)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cuts=st.lists(st.integers(1, EXAMPLES - 1), unique=True), resamples=st.integers(1, RESAMPLES))
 def test_a_draw_depends_only_on_the_seed_the_resample_and_the_place_of_the_example(
     cuts: list[int], resamples: int

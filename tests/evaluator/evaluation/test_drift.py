@@ -120,7 +120,7 @@ def test_what_one_sample_lacks_is_named() -> None:
     assert one.compare(other).unmatched == ("age", "country")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.floats(-1e6, 1e6, width=32) | st.just(float("nan")), min_size=1, max_size=400),
     st.integers(1, 9),

@@ -26,7 +26,7 @@ from understudy.evaluator.types import Array, Batch
 
 SEEDS = st.integers(0, 2**31)
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=8)
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 
 
 def collected(

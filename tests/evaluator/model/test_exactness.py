@@ -40,7 +40,6 @@ pytestmark = pytest.mark.timeout(400)
 
 drawn = settings(
     max_examples=5,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -376,7 +376,7 @@ def test_a_killed_process_leaves_an_event_for_every_entry_and_no_other(path: Pat
     book.close()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["delivered", "failed", "dead", "put"])), max_size=30))
 def test_the_events_of_a_checkpoint_arrive_in_their_order(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[int, str]]
