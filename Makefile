@@ -58,8 +58,8 @@ test: $(VENV)/.installed ## Run the tests, in WORKERS=3 processes
 	tools/fetch_browser.sh || echo "so the tests of the page in a browser will be skipped" >&2
 	for client in triton tfserving node manifests; do \
 		tools/fetch_clients.sh $$client || echo "so the tests with $$client will be skipped" >&2; done
-	$(BIN)/python -m compileall -q $(COMPILED) # once, also where PYTHONDONTWRITEBYTECODE has every process do it again
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10 $(T)
+	$(BIN)/python -m compileall -q $(COMPILED) # once; the processes of pytest would all do it at the same time
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10 $(T)
 
 WHEELHOUSE ?= wheelhouse
 # If there is a wheelhouse, install from it without network access.
