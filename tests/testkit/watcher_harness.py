@@ -72,12 +72,13 @@ class WatcherHarness:
         )
         self.backlog = Backlog()
         pin, history = Pin(PinFile(state)), ServingHistory(state)
+        self.gatekeeper = None if wanted is None else self._gatekeeper(wanted)
         self.target = ServingTarget(
             policy=serve,
             store=lifecycle.store,
             quarantine=lifecycle.quarantine,
             ranking=self.ranking,
-            gatekeeper=None if wanted is None else self.gatekeeper(wanted),
+            gatekeeper=self.gatekeeper,
             manager=lifecycle.manager,
             pin=pin,
             history=history,
@@ -110,7 +111,7 @@ class WatcherHarness:
         )
         lifecycle.manager.start()
 
-    def gatekeeper(self, gate: Gate) -> Gatekeeper:
+    def _gatekeeper(self, gate: Gate) -> Gatekeeper:
         return Gatekeeper(
             gate,
             datasets=list(self.datasets.values()),

@@ -383,7 +383,7 @@ def test_a_slice_that_does_not_exist_is_refused_with_some_that_do_or_why_there_a
 def test_what_is_held_back_is_known_with_the_reason_until_a_later_checkpoint_is_admitted(make_harness: Make) -> None:
     gate = ("test/loss <= 1", "big/loss <= 1")
     harness = make_harness(gate=gate, datasets=(DATASET, BIG))
-    gatekeeper = harness.controller._gatekeeper
+    gatekeeper = harness.gatekeeper
     assert gatekeeper is not None
     assert gatekeeper.held_back() is None
 
