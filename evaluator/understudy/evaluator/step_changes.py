@@ -36,6 +36,9 @@ class ChangedSteps:
         for source in sources:
             source.add_reader(self)
 
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
     def add(self, steps: Iterable[int]) -> None:
         """Add steps."""
         with self._lock:

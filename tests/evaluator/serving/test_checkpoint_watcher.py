@@ -299,6 +299,7 @@ def test_a_retry_that_nothing_needs_any_more_does_not_keep_it_looking(harness: W
     harness.lifecycle.publish(1, 2)
     (harness.lifecycle.run.checkpoint(1) / "model.keras").write_text("too short")
     harness.reconcile()
+    harness.reconcile()
     assert harness.watcher._pause_seconds(failures=0) == 1.0
     shutil.rmtree(harness.lifecycle.run.checkpoint(1))
     harness.lifecycle.clock.now += 2

@@ -165,10 +165,8 @@ class CheckpointWatcher:
         """Wait until the next pass is due, `wake` is called, `peek` differs from ``seen``, or a decision is read."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if self._woken.wait(min(left, _PEEK_SECONDS)) or self._store.peek() != seen:
-                return
-            if self._controller.has_news():
-                self._woken.set()
+            is_woken = self._woken.wait(min(left, _PEEK_SECONDS))
+            if is_woken or self._store.peek() != seen or self._controller.has_news():
                 return
 
     def _pause_seconds(self, failures: int) -> float:
@@ -177,6 +175,8 @@ class CheckpointWatcher:
         if not self._is_done:
             is_first_load = self._manager.serving is None and self._controller.is_changing
             return _FIRST_LOAD_SECONDS if is_first_load else 0.0
+        if self._changed:  # since the pass began, also by a retry that became due
+            return 0.0
         retry = self._quarantine.seconds_to_next_retry()
         return self._poll_interval_seconds if retry is None else min(self._poll_interval_seconds, retry)
 
