@@ -176,6 +176,23 @@ def test_a_checkpoint_that_is_undecided_on_the_other_dataset_too_is_left_at_that
     assert again.serving_step() == 1
 
 
+def test_a_checkpoint_whose_evaluation_on_the_other_dataset_failed_stays_undecided_and_says_so(
+    make_harness: Make,
+) -> None:
+    harness = make_harness(gate=GATE, when_undecided="big", datasets=(DATASET, BIG))
+    step(harness, 1, 1.0)
+    step(harness, 2, 1.1, spread=0.2)
+    harness.reconcile()
+    for number in (1, 2):
+        info = harness.lifecycle.store.info(number)
+        harness.recorder.record_reason(*info.key, EvaluationOutcome.FAILED, "no column", dataset=BIG)
+    harness.reconcile()
+
+    last = harness.ledger.page()[-1]
+    assert (last.step, last.dataset, last.outcome) == (2, "big", UNDECIDED)
+    assert last.reason.endswith("; there is no score on 'big', as that evaluation failed")
+
+
 def test_killed_before_the_other_dataset_was_scored_it_goes_on_after_the_restart(make_harness: Make) -> None:
     harness = make_harness(gate=GATE, when_undecided="big", datasets=(DATASET, BIG))
     step(harness, 1, 1.0)

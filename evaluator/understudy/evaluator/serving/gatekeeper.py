@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.records.ledger import Ledger
@@ -204,6 +205,11 @@ class Gatekeeper:
         if trial.score(key, further):
             again = iter(trial.results(open_conditions, dataset=further))
             results = [next(again) if result.outcome is UNDECIDED else result for result in results]
+        else:
+            failed = f"; there is no score on {further!r}, as that evaluation failed"
+            results = [
+                replace(each, reason=each.reason + failed) if each.outcome is UNDECIDED else each for each in results
+            ]
         self._record(trial, results, further)
 
     def _record(self, trial: GateTrial, results: Sequence[GateCondition], dataset: str) -> None:
