@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -287,8 +288,12 @@ class StateIncrements:
 
 def _as_leaf(leaf: Any) -> Any:
     """Return an array of numbers, or a tensor of others: joined arrays are converted faster than one by one."""
-    is_numeric = np.dtype(tf.as_dtype(leaf.dtype).as_numpy_dtype).kind in "biuf"
-    return np.asarray(leaf) if is_numeric else tf.convert_to_tensor(leaf)
+    return np.asarray(leaf) if _is_numeric(leaf.dtype) else tf.convert_to_tensor(leaf)
+
+
+@lru_cache(maxsize=64)  # TensorFlow and NumPy take a while to convert a dtype
+def _is_numeric(dtype: Any) -> bool:
+    return np.dtype(tf.as_dtype(dtype).as_numpy_dtype).kind in "biuf"
 
 
 def _row(leaf: Any) -> Any:

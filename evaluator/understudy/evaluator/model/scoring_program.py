@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -281,13 +282,15 @@ class ScoringProgram:
         Outputs without weights and masks are left out. Masks are those of gathered outputs: if the program runs the
         model, they are not known.
         """
+        if data.sample_weights is None and not data.masks:
+            return {}
         names = self.output_names
         weights = tf.nest.flatten(data.sample_weights)
         weights = weights if len(weights) == len(names) else weights * len(names)
         given = {name: (weight, data.masks.get(name)) for name, weight in zip(names, weights, strict=True)}
         return {name: _any_counts(*each) for name, each in given.items() if any(part is not None for part in each)}
 
-    @property
+    @cached_property
     def output_names(self) -> tuple[str, ...]:
         """The names of the outputs, in the order in which TensorFlow flattens them."""
         names = {name: name for name in self._interface.outputs.names}
