@@ -76,6 +76,16 @@ def draw(seed: int, sizes: tuple[int, ...], *, weighted: bool = False) -> list[A
     return batches
 
 
+def test_versions_whose_loss_is_undefined_have_no_difference_of_it(client: Client) -> None:
+    x, y, _ = draw(1, (8,), weighted=True)[0]
+    result = client.compare([(x, y, np.zeros(8, np.float32))], versions=[SERVING, BEST], resamples=20)
+
+    for version in result.versions:
+        assert "loss" in version.score.undefined
+        assert "loss" not in version.differences
+        assert version.loss_difference is None
+
+
 def example_losses(step: int, batches: list[Any]) -> Any:
     model = step_model(step)
     losses = []

@@ -152,7 +152,7 @@ class ComparedVersion:
         score: Its score, the same as when it is evaluated alone.
         differences: Each metric minus the first version's.
         loss_difference: The difference of the mean loss per example, with its interval; None for the first version, and
-            if examples have no losses of their own.
+            if examples have no losses of their own, or the loss of either is undefined.
         metric_differences: The differences with their intervals; empty for the first version.
         slice_differences: The same for each slice; empty for the first version.
     """

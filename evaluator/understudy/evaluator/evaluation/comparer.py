@@ -274,7 +274,8 @@ class ComparisonRun:
     def _compared(self, version: _Scored, first: _Scored) -> ComparedVersion:
         paired = None
         others = configured_otherwise(first.result, version.result)
-        if LOSS not in others and version is not first and version.losses is not None and first.losses is not None:
+        has_loss = LOSS not in {*others, *first.result.undefined, *version.result.undefined}
+        if has_loss and version is not first and version.losses is not None and first.losses is not None:
             paired = difference(version.losses, first.losses, confidence=self._bootstrap.confidence)
         return ComparedVersion(
             score=version.result,

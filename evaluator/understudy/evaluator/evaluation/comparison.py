@@ -194,7 +194,7 @@ class ComparedVersion:
         score: Its loss and metrics, the same as in an evaluation of this version alone.
         differences: Each metric minus the first version's; NaN if that has none, or one of another configuration.
         loss_difference: The difference of the mean example loss, with its interval; None for the first version, and if
-            there are no per-example losses.
+            there are no per-example losses, or the loss of either is undefined.
         metric_differences: The differences of the metrics with their intervals; empty for the first version.
         slice_differences: The same for each slice.
     """
