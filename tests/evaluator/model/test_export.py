@@ -117,3 +117,18 @@ def test_the_exported_file_is_a_copy_of_its_own(run: RealRun, tmp_path: Path) ->
     run.publish(1, model=step_model(1))
     exported(export(run, "--step", "1", "--output", tmp_path / "a.keras"))
     assert (tmp_path / "a.keras").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("command", ["export", "evaluate"])
+def test_for_checkpoints_of_another_program_it_says_where_they_would_be(command: str, tmp_path: Path) -> None:
+    source, state = tmp_path / "theirs", tmp_path / "state"
+    source.mkdir()
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.zeros((1, 1)), y=np.zeros((1, 1)))
+    own = ["--step", "10", "--output", tmp_path / "out.keras"] if command == "export" else [data, "--version", "10"]
+    arguments = [command, *own, "--checkpoints", source, "--state-dir", state]
+    refused = CliRunner().invoke(main, [str(each) for each in arguments])
+    assert refused.exit_code == 1
+    assert (
+        f"there is no checkpoint of step 10 in {state}, the state folder (--state-dir) of the server" in refused.output
+    )

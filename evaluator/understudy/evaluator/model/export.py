@@ -181,7 +181,11 @@ class CheckpointExporter:
                 if remote.step == step:
                     yield self._fetch(remote, folder / "taken")
                     return
-        raise VersionNotFoundError(f"there is no checkpoint of step {step}; {available_steps(self.steps(), step)}")
+        is_elsewhere = self._run is None and self._remote is None
+        where = f" in {self._state_dir}, the state folder (--state-dir) of the server" if is_elsewhere else ""
+        raise VersionNotFoundError(
+            f"there is no checkpoint of step {step}{where}; {available_steps(self.steps(), step)}"
+        )
 
     def _published(self, files: RemoteFiles, mirror: Path, *wanted: int) -> Sequence[Checkpoint]:
         """Return the checkpoints of the remote run folder."""
