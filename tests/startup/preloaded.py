@@ -1,10 +1,10 @@
 """Runs programs in forks of a process that has imported TensorFlow, which takes longer than most of what tests run.
 
-A test opts in with the environment of `testkit.preloading`. `sitecustomize` then calls `hand_over` in every Python: the
-server of this module forks, and the fork runs the program with the arguments, the environment, the folder and the
-standard streams that were meant for it. The process that handed over forwards signals to the fork and ends as the fork
-ends. If it is killed, the fork is killed a moment later. Programs whose memory is measured, which end with their parent
-or are stopped by SIGSTOP, and those whose memory addresses must differ, start by themselves.
+A test opts in with the environment of `testkit.preloading`. `sitecustomize` then calls `handover.hand_over` in every
+Python: the server of this module forks, and the fork runs the program with the arguments, the environment, the folder
+and the standard streams that were meant for it. The process that handed over forwards signals to the fork and ends as
+the fork ends. If it is killed, the fork is killed a moment later. Programs whose memory is measured, which end with
+their parent or are stopped by SIGSTOP, and those whose memory addresses must differ, start by themselves.
 
 There are two servers. That of inspections has not imported TensorFlow, as the process of an inspection does not. Each
 imports with the first program that it is given.
@@ -17,7 +17,7 @@ import ctypes
 import functools
 import gc
 import importlib
-import json
+import marshal
 import os
 import runpy
 import selectors
@@ -28,10 +28,12 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
+
+from handover import INSPECTION, NAMESPACES  # type: ignore[import-not-found] # beside this file
 
 _MODULES = (
     *("tensorflow", "keras", "grpc.aio", "uvicorn", "sklearn.datasets"),
@@ -40,40 +42,7 @@ _MODULES = (
         for each in ("cli.train", "cli.serve", "trainer.training", "evaluator.assembly.components", "service.server")
     ),
 )
-_INSPECTION = ["-P", "-m", "understudy.checkpoints.inspection.worker"]
-_INSPECTIONS = ".inspections"
-"""What the address of the server of inspections adds to the other's."""
-
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _REQUEST_BYTES = 1 << 20
-_NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/mnt")
-"""The namespaces of a process that a program may have for itself; see `testkit.hosts`."""
-
-
-def hand_over(address: str) -> None:
-    """Have the server run this process's program, and end as it ends.
-
-    Returns only if the program is no module, file or text, or has options for Python other than ``-P``.
-    """
-    program = sys.orig_argv[1:]
-    if not program or (program[0].startswith("-") and program[0] not in ("-m", "-c") and program[:2] != ["-P", "-m"]):
-        return
-    if program == _INSPECTION:
-        address += _INSPECTIONS
-    with ExitStack() as stack:
-        connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        namespaces = [stack.enter_context(Path(each).open("rb")).fileno() for each in _NAMESPACES]
-        connection.connect(address)
-        request = {"program": program, "environment": dict(os.environ), "folder": str(Path.cwd())}
-        socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2, *namespaces])
-        for number in _FORWARDED:
-            signal.signal(number, lambda came, _: connection.send(bytes([came])))
-        status = int(connection.recv(16))
-    if status < 0:
-        if -status != signal.SIGKILL:
-            signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    os._exit(status)
 
 
 class Server:
@@ -112,7 +81,7 @@ class Server:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        data, files, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3 + len(_NAMESPACES))
+        data, files, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3 + len(NAMESPACES))
         if not data:
             connection.close()
             return
@@ -122,7 +91,7 @@ class Server:
             self._selector.close()
             for each in (self._listener, connection, *self._forks.values()):
                 each.close()
-            _run(json.loads(data), files)
+            _run(marshal.loads(data), files)  # noqa: S302 - a test sent it
         for file in files:
             os.close(file)
         self._forks[pid] = connection
@@ -165,7 +134,7 @@ def _import_all() -> None:
 def _import_inspection() -> None:
     """Import what inspections import, with one thread, and without TensorFlow."""
     os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
-    worker = importlib.import_module(_INSPECTION[-1])
+    worker = importlib.import_module(INSPECTION[-1])
     worker.prepare()
     for each in (worker.__name__, "tensorflow"):  # the worker runs as __main__, and prepares itself
         del sys.modules[each]
@@ -208,7 +177,7 @@ def _prepare(request: dict[str, Any], files: list[int]) -> None:
 
 def _enter(namespaces: list[int]) -> None:
     """Move to some namespaces, unless this process is there already."""
-    for descriptor, own in zip(namespaces, _NAMESPACES, strict=True):
+    for descriptor, own in zip(namespaces, NAMESPACES, strict=True):
         if not os.path.samestat(os.fstat(descriptor), Path(own).stat()) and ctypes.CDLL(None).setns(descriptor, 0):
             raise OSError(f"cannot enter the namespace of the program that {own} is")
         os.close(descriptor)

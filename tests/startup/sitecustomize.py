@@ -54,6 +54,6 @@ def _importing_module() -> str:
 sys.meta_path.insert(0, _QuickStart)
 
 if _preloaded := os.environ.get("TESTS_PRELOADED"):
-    from preloaded import hand_over  # type: ignore[import-not-found] # beside this file
+    from handover import hand_over  # type: ignore[import-not-found] # beside this file
 
     hand_over(_preloaded)

@@ -12,14 +12,13 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from startup.handover import INSPECTIONS
+
 STARTUP = Path(__file__).parents[1] / "startup"
 VARIABLE = "TESTS_PRELOADED"
 """The environment variable with the server's address, which `tests/startup/sitecustomize.py` reads."""
 
-INSPECTIONS = ".inspections"
-"""What the address of the server of inspections adds to it."""
-
-END_SECONDS = 10
+END_SECONDS = 60
 
 _SHARED = "TESTS_PRELOADED_SHARED"
 """The environment variable with the address of the server that the processes of a test session share."""

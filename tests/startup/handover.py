@@ -1,0 +1,49 @@
+"""Has a program run by the server of `tests/startup/preloaded.py`.
+
+Every Python that hands over imports this module, and so it imports little.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import signal
+import socket
+import sys
+
+INSPECTION = ["-P", "-m", "understudy.checkpoints.inspection.worker"]
+"""The program that the server of inspections runs."""
+
+NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/mnt")
+"""The namespaces of a process that a program may have for itself; see `testkit.hosts`."""
+
+INSPECTIONS = ".inspections"
+"""What the address of the server of inspections adds to the other's."""
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def hand_over(address: str) -> None:
+    """Have the server run this process's program, and end as it ends.
+
+    Returns only if the program is no module, file or text, or has options for Python other than ``-P``.
+    """
+    program = sys.orig_argv[1:]
+    if not program or (program[0].startswith("-") and program[0] not in ("-m", "-c") and program[:2] != ["-P", "-m"]):
+        return
+    if program == INSPECTION:
+        address += INSPECTIONS
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(address)
+    folder = os.getcwd()  # noqa: PTH109 - pathlib takes long to import
+    request = {"program": program, "environment": dict(os.environ), "folder": folder}
+    namespaces = [os.open(each, os.O_RDONLY) for each in NAMESPACES]
+    socket.send_fds(connection, [marshal.dumps(request)], [0, 1, 2, *namespaces])
+    for number in _FORWARDED:
+        signal.signal(number, lambda came, _: connection.send(bytes([came])))
+    status = int(connection.recv(16))
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
