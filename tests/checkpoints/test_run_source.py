@@ -147,7 +147,7 @@ def test_a_checkpoint_deleted_while_it_is_taken_is_whole_or_gone(run: RunDir, pu
     for step in range(60):
         publish(step)
         (checkpoint,) = polled(RunSource(run))
-        barrier = threading.Barrier(2, timeout=10)
+        barrier = threading.Barrier(2, timeout=100)
 
         def delete(step: int = step, barrier: threading.Barrier = barrier) -> None:
             barrier.wait()

@@ -40,7 +40,7 @@ def start(folder: Path, replicas: tuple[str, ...], stack: ExitStack, front_end: 
 def health(service: RunningService, name: str = "understudy.v1.PredictionService") -> int:
     with grpc.insecure_channel(service.grpc) as channel:
         request = health_pb2.HealthCheckRequest(service=name)
-        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=20).status)
+        return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=60).status)
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 _SUBNET = "10.77.0"
-_SECONDS = 20
+_SECONDS = 60
 _FILES = Path("/etc/netns")
 """Where `ip` looks for the files of a namespace, which replace those of /etc."""
 

@@ -20,12 +20,12 @@ def mounted(disk: Path) -> Iterator[Path]:
     disk.mkdir()
     mount = [shutil.which("mount") or "mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
     try:
-        subprocess.run(mount, check=True, capture_output=True, text=True, timeout=20)
+        subprocess.run(mount, check=True, capture_output=True, text=True, timeout=60)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
         pytest.skip(f"a small file system cannot be mounted here: {reason}")
     yield disk
-    subprocess.run([shutil.which("umount") or "umount", "--lazy", str(disk)], check=True, timeout=20)
+    subprocess.run([shutil.which("umount") or "umount", "--lazy", str(disk)], check=True, timeout=60)
 
 
 def fill(disk: Path, *, leave: int) -> Path:

@@ -18,7 +18,7 @@ ENDLESS = ("--steps", "1000000", "--checkpoint-every", "20", "--steps-per-call",
 
 
 def scrape(port: int) -> dict[str, float]:
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text
     return {
         sample.name: sample.value
         for family in text_string_to_metric_families(text)

@@ -277,9 +277,9 @@ class Scraping(SilentReporter):
 
     def finished(self, step: int) -> None:
         del step
-        self.text = httpx.get(self._url, timeout=10).text
+        self.text = httpx.get(self._url, timeout=60).text
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", self._port), timeout=10)
+            socket.create_connection(("127.0.0.2", self._port), timeout=60)
 
 
 def test_prometheus_can_scrape_a_task(tmp_path: Path) -> None:

@@ -204,9 +204,9 @@ async def test_a_computation_that_is_cancelled_from_within_ends_the_call(
 ) -> None:
     harness.handlers.behave = raising(asyncio.CancelledError())  # type: ignore[arg-type]  # a BaseException
     if stream:
-        call = harness.stub.PredictStream(iter([prediction_pb2.PredictStreamRequest()]), timeout=20).read()
+        call = harness.stub.PredictStream(iter([prediction_pb2.PredictStreamRequest()]), timeout=100).read()
     else:
-        call = harness.stub.Predict(asking_for(1), timeout=20)
+        call = harness.stub.Predict(asking_for(1), timeout=100)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     assert (caught.value.code(), caught.value.details()) == (

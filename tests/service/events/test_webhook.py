@@ -104,7 +104,7 @@ def test_a_receiver_that_hangs_is_given_up(receiver: Receiver) -> None:
 
     with pytest.raises(DeliveryError, match=r"^no answer within 0\.3 s$"):
         webhook(receiver.url, timeout_seconds=0.3).export(EVENT)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_a_receiver_that_answers_a_byte_at_a_time_is_given_up(receiver: Receiver) -> None:
