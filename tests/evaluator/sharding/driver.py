@@ -23,7 +23,7 @@ def make_pool(work: Work, cluster: str | None) -> Any:
     if cluster is not None:
         from understudy.evaluator.sharding.ray_pool import RayPool
 
-        return RayPool(pickle.dumps(work), work.model.folder, address=cluster)
+        return RayPool(pickle.dumps(work), work.model.folder, address=cluster, workers=1)
     from understudy.evaluator.sharding.local_pool import LocalPool
 
     return LocalPool(work, workers=2)

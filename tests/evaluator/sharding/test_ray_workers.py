@@ -163,7 +163,7 @@ def test_an_evaluation_that_loses_its_connection_says_so(case: Case, cluster: Ra
     pools: list[ClusterPool] = []
 
     def make_pool(work: Work) -> ClusterPool:
-        pools.append(ClusterPool(work, address=cluster.address))
+        pools.append(ClusterPool(work, address=cluster.address, workers=1))
         return pools[0]
 
     def end_connection(*_: object) -> None:
@@ -213,7 +213,7 @@ def test_the_nodes_fetch_their_examples_from_a_bucket(
     def make_pool(work: Work) -> ClusterPool:
         fetched.extend(s3.requests)
         s3.requests.clear()
-        return ClusterPool(work, address=cluster.address)
+        return ClusterPool(work, address=cluster.address, workers=1)
 
     s3.requests.clear()
     result = evaluate_files(work, step=STEP, make_pool=make_pool)
