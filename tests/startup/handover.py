@@ -26,13 +26,13 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def hand_over(address: str) -> None:
     """Have the server run this process's program, and end as it ends.
 
-    Returns only if the program is no module, file or text, or has options for Python other than ``-P``.
+    Returns only if the program is no module, file or text, or has options for Python and is not `INSPECTION`.
     """
     program = sys.orig_argv[1:]
-    if not program or (program[0].startswith("-") and program[0] not in ("-m", "-c") and program[:2] != ["-P", "-m"]):
-        return
     if program == INSPECTION:
         address += INSPECTIONS
+    elif not program or (program[0].startswith("-") and program[0] not in ("-m", "-c")):
+        return
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
     folder = os.getcwd()  # noqa: PTH109 - pathlib takes long to import

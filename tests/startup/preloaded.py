@@ -4,7 +4,8 @@ A test opts in with the environment of `testkit.preloading`. `sitecustomize` the
 Python: the server of this module forks, and the fork runs the program with the arguments, the environment, the folder
 and the standard streams that were meant for it. The process that handed over forwards signals to the fork and ends as
 the fork ends. If it is killed, the fork is killed a moment later. Programs whose memory is measured, which end with
-their parent or are stopped by SIGSTOP, and those whose memory addresses must differ, start by themselves.
+their parent or are stopped by SIGSTOP, those whose memory addresses must differ, and those that signal their group of
+processes, which is that of the tests here, start by themselves.
 
 There are two servers. That of inspections has not imported TensorFlow, as the process of an inspection does not. Each
 imports with the first program that it is given.

@@ -34,7 +34,6 @@ def request_of_a_tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TrialRe
     )
 
 
-@pytest.mark.usefixtures("quick_starts")
 def test_a_trial_measures_the_calls_of_a_model(request_of_a_tiny_model: TrialRequest) -> None:
     measured = run_trial(request_of_a_tiny_model, lambda: True, timeout_seconds=MOST_SECONDS)
 
@@ -87,7 +86,6 @@ def test_a_trial_that_takes_too_long_is_ended(request_of_a_tiny_model: TrialRequ
         run_trial(request_of_a_tiny_model, lambda: True, timeout_seconds=0.01)
 
 
-@pytest.mark.usefixtures("quick_starts")
 def test_a_trial_of_a_missing_model_says_why_it_failed(request_of_a_tiny_model: TrialRequest, tmp_path: Path) -> None:
     request = replace(request_of_a_tiny_model, model_file=str(tmp_path / "none.keras"))
     with pytest.raises(TrialError, match=r"the trial failed: .*none\.keras"):

@@ -41,7 +41,7 @@ def create(run: Path, **settings: object) -> Evaluator:
     return create_evaluator(location, EvaluatorSettings(**chosen), SilentObserver()).evaluator  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("one_trial", "quick_starts")
+@pytest.mark.usefixtures("one_trial")
 def test_what_is_found_for_a_model_is_in_effect_at_once_and_after_a_restart(run: Path) -> None:
     file = run / "state" / TUNING_FILE
     with create(run) as first:
