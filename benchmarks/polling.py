@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import tempfile
 import time
@@ -23,11 +24,13 @@ from pathlib import Path
 
 from testkit.watcher_harness import WatcherHarness
 from understudy.checkpoints import RunSource
+from understudy.checkpoints.layout import MANIFEST_FILE, MAX_STEP, MODEL_FILE
 from understudy.checkpoints.manifest import encode_manifest, read_manifest
 
 RESULT = Path(__file__).parent / "results" / "polling.json"
 _REPEATS = 9
 _LONG_AGO_NS = 10**18
+_LINKS = 20_000
 
 
 class _Run:
@@ -38,19 +41,33 @@ class _Run:
         self.harness.lifecycle.write(0)
         self.dir = self.harness.lifecycle.run
         self._original = self.dir.checkpoint(0)
+        self._model = self._original / MODEL_FILE
         self._manifest = read_manifest(self._original)
-        self._step = 0
+        self._step = self._changes = 0
         for _ in range(count - 1):
             self.publish()
 
     def publish(self) -> None:
-        """Commit a checkpoint: links of the first one's files. The folder has changed long ago, as in most polls."""
+        """Commit a checkpoint: its model is a link, as far as a file may have links."""
         self._step += 1
+        if self._step % _LINKS == 0:
+            self._model = self._original / f"model-{self._step}"
+            shutil.copy(self._original / MODEL_FILE, self._model)
         folder = self.dir.checkpoint(self._step)
         folder.mkdir()
-        (folder / "model.keras").hardlink_to(self._original / "model.keras")
-        (folder / "manifest.json").write_bytes(encode_manifest(replace(self._manifest, step=self._step)))
-        os.utime(self.dir.checkpoints, ns=(_LONG_AGO_NS, _LONG_AGO_NS + self._step))
+        (folder / MODEL_FILE).hardlink_to(self._model)
+        (folder / MANIFEST_FILE).write_bytes(encode_manifest(replace(self._manifest, step=self._step)))
+        self._age()
+
+    def begin_another(self) -> None:
+        """Begin a checkpoint that is never committed."""
+        self.dir.checkpoint(MAX_STEP).mkdir()
+        self._age()
+
+    def _age(self) -> None:
+        """Have the folder changed long ago, as in most polls."""
+        self._changes += 1
+        os.utime(self.dir.checkpoints, ns=(_LONG_AGO_NS, _LONG_AGO_NS + self._changes))
 
     def first_passes_us(self, count: int) -> float:
         """Return the processor time until all checkpoints are leased, per checkpoint."""
@@ -83,7 +100,7 @@ def measure(count: int) -> dict[str, float]:
             source.poll()
         row["poll_us"] = _median_us(source.poll)
         row["poll_after_publication_us"] = _median_us(source.poll, before=run.publish)
-        run.dir.checkpoint(10**9).mkdir()
+        run.begin_another()
         source.poll()
         row["poll_with_one_not_committed_us"] = _median_us(source.poll)
         run.harness.close()
