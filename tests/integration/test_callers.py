@@ -148,11 +148,14 @@ class Site:
             return call.code(), call.details()
         return call.code(), call.details()
 
-    def http(self, token: str | None = None, credentials: Credentials | None = None) -> httpx.Client:
+    def http(
+        self, token: str | None = None, credentials: Credentials | None = None, *, address: str = "127.0.0.1"
+    ) -> httpx.Client:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        context = (credentials or self.unknown).context()
-        url = f"https://{self.service.http}"
-        return self.stack.enter_context(httpx.Client(base_url=url, headers=headers, verify=context, timeout=SECONDS))
+        transport = httpx.HTTPTransport(verify=(credentials or self.unknown).context(), local_address=address)
+        return self.stack.enter_context(
+            httpx.Client(base_url=f"https://{self.service.http}", headers=headers, transport=transport, timeout=SECONDS)
+        )
 
 
 @pytest.fixture(scope="module", params=FRONT_ENDS)
@@ -360,7 +363,8 @@ def test_rest_and_metrics_refuse_as_grpc_does(site: Site, audit_lines: AuditLine
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, WIDTH], "data": [1.0] * WIDTH}]}
     infer = "/v2/models/model/infer"
     anonymous, nothing, predicts, observes = (
-        site.http(name) for name in (None, "nothing", "only-predict", "only-observe")
+        site.http(name, address="127.0.0.2")  # the refusals of each host are limited apart
+        for name in (None, "nothing", "only-predict", "only-observe")
     )
     for path in ("/metrics", "/v2", "/v2/models/model", "/v2/models/stats", "/v2/models/model/ready"):
         response = anonymous.get(path)
