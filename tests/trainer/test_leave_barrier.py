@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from understudy.checkpoints import RunDir, TrainingJournal
-from understudy.trainer.leaving import wait_to_leave
+from understudy.trainer.leaving import wait_to_end_early, wait_to_leave
 
 LONG = 60.0
 
@@ -67,3 +67,9 @@ def test_a_worker_does_not_wait_for_ever_for_a_chief_that_writes_nothing(run_dir
     began = time.monotonic()
     wait_to_leave(lambda: None, run_dir, is_chief=False, timeout_seconds=0.2)
     assert 0.2 <= time.monotonic() - began < LONG
+
+
+def test_a_task_that_ends_early_takes_no_other_for_dead_once_all_is_saved() -> None:
+    wait_to_end_early(torn, is_saved=lambda: True)
+    with pytest.raises(tf.errors.UnavailableError):
+        wait_to_end_early(torn, is_saved=lambda: False)

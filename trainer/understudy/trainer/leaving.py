@@ -60,6 +60,26 @@ def wait_to_leave(
             _finishes(run_dir, clock() + timeout_seconds, clock, sleep)
 
 
+def wait_to_end_early(wait_for_all: Callable[[], None], *, is_saved: Callable[[], bool]) -> None:
+    """Wait until every task knows that all end now, because one was asked to.
+
+    One task may pass the barrier a little before another and exit. The other must not take that for a crash, unless
+    what there was to save is not saved.
+
+    Args:
+        wait_for_all: The cluster's barrier.
+        is_saved: Returns whether everything is saved. Called if the barrier fails.
+
+    Raises:
+        tf.errors.OpError: A task died before all was saved.
+    """
+    try:
+        wait_for_all()
+    except tf.errors.OpError:
+        if not is_saved():
+            raise
+
+
 def _finishes(run_dir: RunDir, until: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> bool:
     """Return whether the chief records in time that training has finished rather than failed."""
     while (state := _state(run_dir)) == "running" and clock() < until:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
@@ -18,7 +19,7 @@ from understudy.trainer.chief import Chief
 from understudy.trainer.cluster import peers_watched
 from understudy.trainer.devices import describe
 from understudy.trainer.job import Job, TrainingJob
-from understudy.trainer.leaving import wait_for_evaluation, wait_to_leave
+from understudy.trainer.leaving import wait_for_evaluation, wait_to_end_early, wait_to_leave
 from understudy.trainer.model import build_model
 from understudy.trainer.parameter_server.parameter_server_job import ParameterServerJob
 from understudy.trainer.parameter_server.servers import serve_until_done
@@ -95,6 +96,7 @@ def train(
         first_step = _resume(job, settings)
         job.check_agreement(first_step)
         if job.any_task(preemption.requested):
+            wait_to_end_early(job.wait_for_all, is_saved=lambda: True)
             raise PreemptedError("asked to end by SIGTERM before the first step; there was nothing to save")
         if chief is not None:
             chief.prepare(published_model, first_step=first_step)
@@ -192,7 +194,7 @@ def _run(
         if stopped_early:
             break
         if event.stopping and step < settings.steps:
-            job.wait_for_all()
+            wait_to_end_early(job.wait_for_all, is_saved=functools.partial(RunDir(settings.run_dir).is_committed, step))
             raise PreemptedError(
                 f"asked to end by SIGTERM; step {step} is saved; start every task again to resume",
             )
