@@ -30,6 +30,7 @@ TOPICS = {
     "standby": "SIGKILLs of one of two evaluators: the other serves within 30 s, every checkpoint once in the ledger",
     "cluster_faults": "killed and stopped workers, nodes that leave and join: scores have the bits of one device",
     "cluster_speed": "two nodes of one core each against one; how long evaluations stand still after faults",
+    "polls": "polls and passes over up to 100,000 checkpoints: as quick as over ten unless something is new",
     "kills": "SIGKILLs of the evaluator during a run: every checkpoint exactly once in the ledger",
 }
 """Each is a module of this package with a ``run(trial)``; the text says what it tries."""

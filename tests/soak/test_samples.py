@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from soak import restarts, swaps
+from soak import polls, restarts, swaps
 from soak.trial import Trial
 from testkit.front_ends import ENVOY, GRPCIO, needs_envoy
 
@@ -105,3 +105,10 @@ def test_promotions_and_rollbacks_reach_a_fleet_under_load_and_no_answer_fails_o
     assert result["answers"] > result["answers_through_envoy"] > 0
     assert 0 < result["follower_memory"] < 2  # 1.05 is held by the trial at length, of processes that are no forks
     assert result["evaluator_idle_cpu"] < result["alone_idle_cpu"] + 1
+
+
+def test_polls_and_passes_are_measured_in_every_state_of_the_run_folder() -> None:
+    figures = polls.measure(20)
+    assert figures["checkpoints"] == 20
+    assert figures["pass_after_publication_us"] > figures["poll_us"] > 0
+    assert {*polls.CONSTANT, "first_passes_us_per_checkpoint", "poll_with_one_not_committed_us"} <= figures.keys()

@@ -50,8 +50,7 @@ class RunSource:
 
     A poll lists the folder once, as `RunListing` does, and opens only the manifests of new names. If nothing has
     changed, it does not list the folder, however many checkpoints there are: it looks again only at those that could
-    not be read. When the accepted keys have changed, a poll
-    reads again what they may decide otherwise.
+    not be read. When the accepted keys have changed, a poll reads again what they may decide otherwise.
 
     Args:
         run_dir: The run folder.
@@ -156,7 +155,7 @@ class RunSource:
             heapq.heappush(self._unread_heap, -step)
 
     def _newest_unread(self, limit: int) -> set[int]:
-        """Take up to this many steps from the heap."""
+        """Remove the newest steps from the heap, at most this many; return those that are still unread."""
         newest: set[int] = set()
         while self._unread_heap and len(newest) < limit:
             step = -heapq.heappop(self._unread_heap)

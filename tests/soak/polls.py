@@ -1,33 +1,37 @@
-"""Measures polls of a run folder and passes of the watcher: processor time, by the number of checkpoints.
-
-    PYTHONPATH=tests python -m benchmarks.polling [--counts 10 10000 100000]
+"""The processor time of polls of a run folder and of passes of the watcher, by the number of checkpoints.
 
 Every checkpoint is leased and waits to be scored, as with ``--eval-data``; the checkpoints are lines of text, which no
 device loads. It takes the processor time of the thread: of a poll and of a pass when nothing has changed, after a
 checkpoint was published, and after one was scored; and of the first passes, until everything is leased, per checkpoint.
-Writes ``benchmarks/results/polling.json``.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from testkit.watcher_harness import WatcherHarness
 from understudy.checkpoints import RunSource
 from understudy.checkpoints.layout import MANIFEST_FILE, MAX_STEP, MODEL_FILE
 from understudy.checkpoints.manifest import encode_manifest, read_manifest
 
-RESULT = Path(__file__).parent / "results" / "polling.json"
+if TYPE_CHECKING:
+    from soak.trial import Trial
+
+MOST: Final = 100_000
+FEW: Final = 10
+CONSTANT: Final = ("poll_us", "pass_us", "pass_after_score_us")
+"""The figures that do not grow with the number of checkpoints."""
+MAX_RATIO: Final = 3.0
+"""How much longer these may take with many checkpoints: a busy machine disturbs them."""
+
 _REPEATS = 9
 _LONG_AGO_NS = 10**18
 _LINKS = 20_000
@@ -117,17 +121,12 @@ def _median_us(work: Callable[[], object], *, before: Callable[[], object] = lam
     return round(statistics.median(times), 1)
 
 
-def main(counts: Sequence[int]) -> None:
-    """Measure each count, and write the result."""
-    rows = []
-    for count in counts:
+def run(trial: Trial) -> None:
+    """Measure with few checkpoints, a tenth of the requested number, and that number."""
+    most = trial.count(MOST)
+    rows: list[dict[str, Any]] = []
+    for count in sorted({FEW, max(FEW, most // 10), most}):
         rows.append(measure(count))
-        print(json.dumps(rows[-1]), flush=True)
-    facts = {"python": platform.python_version(), "processors": len(os.sched_getaffinity(0))}
-    RESULT.write_text(json.dumps({"rows": rows, **facts}, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--counts", type=int, nargs="+", default=(10, 10_000, 100_000))
-    main(parser.parse_args().counts)
+        ratios = {name: round(rows[-1][name] / rows[0][name], 2) for name in CONSTANT}
+        trial.report(held=max(ratios.values()) <= MAX_RATIO, rows=rows, most_to_few=ratios)
+    trial.finish()
