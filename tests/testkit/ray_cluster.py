@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ ENVIRONMENT: Mapping[str, str] = {
 """The variables of a cluster and of the processes that call it. Ray reads them once, when it is imported."""
 
 _END_SECONDS = 30.0
+_STARTS = 3
 
 
 class RayCluster:
@@ -57,11 +58,19 @@ class RayCluster:
         return len(self._cluster.worker_nodes)
 
     def start(self) -> None:
-        """Start the head, at the same address each time."""
+        """Start the head, at the same address each time; again where Ray gave up, as it does on a busy machine."""
         from ray.cluster_utils import Cluster
 
         (self._folder / "ray").mkdir(exist_ok=True)  # for the file of the head's address
-        self._cluster = Cluster(initialize_head=True, head_node_args=self._head)
+        before = _processes_of_ray()
+        for attempt in range(_STARTS):
+            try:
+                self._cluster = Cluster(initialize_head=True, head_node_args=self._head)
+                break
+            except Exception:  # Ray raises a bare Exception, and OSError for its files
+                _kill(_processes_of_ray() - before)
+                if attempt == _STARTS - 1:
+                    raise
         assert self._cluster.address == self.address
 
     def join(self) -> None:
@@ -87,7 +96,7 @@ def running(nodes: int) -> Iterator[RayCluster]:
     The variables of `ENVIRONMENT` must be set.
     """
     assert ENVIRONMENT.items() <= os.environ.items()
-    before = set(psutil.Process().children(recursive=True))
+    before = _processes_of_ray()
     folder = tempfile.mkdtemp(prefix="ray-")
     try:
         with mock.patch.dict(os.environ, RAY_TMPDIR=folder):
@@ -97,16 +106,26 @@ def running(nodes: int) -> Iterator[RayCluster]:
                 cluster.join()
             yield cluster
     finally:
-        started = {process for process in psutil.Process().children(recursive=True) if _is_of_ray(process)} - before
+        started = _processes_of_ray() - before
         with contextlib.suppress(AttributeError):  # it was not started
             cluster.end()
         deadline = time.monotonic() + _END_SECONDS
         while (left := [process for process in started if _runs(process)]) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for process in left:
-            process.kill()
+        _kill(left)
         shutil.rmtree(folder, ignore_errors=True)
     assert not left, left
+
+
+def _processes_of_ray() -> set[psutil.Process]:
+    return {process for process in psutil.Process().children(recursive=True) if _is_of_ray(process)}
+
+
+def _kill(processes: Collection[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=_END_SECONDS)
 
 
 def _is_of_ray(process: psutil.Process) -> bool:

@@ -6,12 +6,14 @@ import errno
 import fcntl
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import keras
 import numpy as np
+import psutil
 import pytest
 
 from testkit import sample_models
@@ -261,6 +263,20 @@ def test_leaving_early_ends_the_processes(case: Case) -> None:
     for process in processes:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+def test_what_killed_workers_leave_in_temporary_folders_is_deleted_at_the_end(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    pool = LocalPool(case.work, workers=2)
+    with ShardCoordinator(shards_of(EXAMPLES, 8, batches=2), pool) as coordinator:
+        next(coordinator.results())
+        for process in pool.process_ids:
+            place = psutil.Process(process).environ()["TMPDIR"]
+            (Path(tempfile.mkdtemp(dir=place)) / "data.npz").write_bytes(b"as of a file that is being fetched")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_large_batch_runs_in_the_pieces_of_the_server(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import IO, Any
 
 from understudy.evaluator.evaluator_errors import first_line
@@ -29,9 +30,17 @@ class ChildProcess:
         module: The module.
         name: The name of the thread.
         receive: Called on the thread with the socket; returns or raises EOFError or OSError once that is closed.
+        temporary: The folder of its temporary files, which stay there if it is killed; that of this process by default.
     """
 
-    def __init__(self, module: str, *, name: str, receive: Callable[[Connection[Any, Any]], None]) -> None:
+    def __init__(
+        self,
+        module: str,
+        *,
+        name: str,
+        receive: Callable[[Connection[Any, Any]], None],
+        temporary: Path | None = None,
+    ) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
@@ -40,7 +49,11 @@ class ChildProcess:
                 stdin=theirs.fileno(),
                 stdout=self._words,
                 stderr=self._words,
-                env={**os.environ, "PYTHONSAFEPATH": "1"},  # modules in this folder are not the program's own
+                env={
+                    **os.environ,
+                    "PYTHONSAFEPATH": "1",  # modules in this folder are not the program's own
+                    **({} if temporary is None else {"TMPDIR": str(temporary)}),
+                },
             )
         self._connection: Connection[Any, Any] = Connection(ours.detach())
         self._thread = threading.Thread(target=receive, args=(self._connection,), name=name)

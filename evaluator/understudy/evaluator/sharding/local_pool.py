@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from understudy.checkpoints.temporary_folders import TemporaryFolder
 from understudy.evaluator.sharding.child_process import ChildProcess, checked
 from understudy.evaluator.sharding.pool import (
     Event,
@@ -27,7 +28,8 @@ _MODULE = "understudy.evaluator.sharding.worker"
 class LocalPool:
     """See `understudy.evaluator.sharding.pool.WorkerPool`. Each worker is a process with a model of its own.
 
-    A worker ends when this process does.
+    A worker ends when this process does. Their temporary files are in one folder, which is deleted at the end, as they
+    are killed.
 
     Args:
         work: What the workers compute.
@@ -39,6 +41,7 @@ class LocalPool:
         self.capacity = workers
         self._ids = itertools.count()
         self._workers: dict[WorkerId, ChildProcess] = {}
+        self._temporary: TemporaryFolder | None = None
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
 
     @property
@@ -48,11 +51,14 @@ class LocalPool:
 
     def start_worker(self) -> WorkerId:
         """See `WorkerPool`."""
+        if self._temporary is None:
+            self._temporary = TemporaryFolder()
         worker = next(self._ids)
         process = ChildProcess(
             _MODULE,
             name=f"understudy-worker-{worker}",
             receive=lambda connection: self._receive(worker, connection),
+            temporary=self._temporary.path,
         )
         self._workers[worker] = process
         process.send(self._work)
@@ -92,6 +98,8 @@ class LocalPool:
             process.kill_soon()  # all at once; then wait for each
         for worker in list(self._workers):
             self.kill(worker)
+        if self._temporary is not None:
+            self._temporary.delete()
 
     def _receive(self, worker: WorkerId, connection: Connection[Any, Any]) -> None:
         try:
