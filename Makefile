@@ -82,7 +82,7 @@ test-gpu: $(VENV)/.cuda ## Run the tests that need GPUs, on all GPUs of this mac
 	UNDERSTUDY_TEST_GPUS=1 $(BIN)/pytest -v -rs -s tests/gpu $(T)
 
 .PHONY: test-dependencies
-test-dependencies: $(VENV)/.installed ## Test with the newest and the lowest dependencies that pyproject.toml admits; WHICH=newest|lowest for one
+test-dependencies: $(VENV)/.installed ## Test with the newest (and the newest Python) and the lowest dependencies that pyproject.toml admits; WHICH=newest|lowest for one
 	for which in $(or $(WHICH),newest lowest); do tools/test_dependencies.sh $$which $(T); done
 
 .PHONY: soak

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests the package with dependency versions other than those in constraints.txt: the newest that pyproject.toml admits and
-# the registry has today, as `pip install` selects them, or the lowest that pyproject.toml admits.
+# the registry has today, as `pip install` selects them, with the newest Python found; or the lowest that pyproject.toml
+# admits, with the Python of .venv.
 #
 #     tools/test_dependencies.sh newest|lowest [PYTEST-ARGUMENT...]
 #
@@ -10,9 +11,21 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 which=${1:-}
+
+newest_python() { # on PATH, or one that pyenv has installed
+  local version each
+  for version in 3.13 3.12 3.11; do
+    for each in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
+      "$each" -c "import venv" 2> /dev/null || continue
+      command -v "$each"
+      return
+    done
+  done
+}
+
 case $which in
-  newest) resolution=highest ;;
-  lowest) resolution=lowest-direct ;;
+  newest) resolution=highest python=$(newest_python) ;;
+  lowest) resolution=lowest-direct python=$PWD/.venv/bin/python ;;
   *) echo "there are no $which versions; give newest or lowest" >&2; exit 2 ;;
 esac
 shift
@@ -43,11 +56,10 @@ tests=("$@")
   tests/trainer/test_training.py::test_tensorboard_reads_the_scalars
 )
 
-python=$PWD/.venv/bin/python
 source tools/uv_index.sh
 
 folder=.tools/dependencies/$which
-echo "Installing the $which versions into $folder"
+echo "Installing the $which versions into $folder, with $("$python" --version)"
 # Versions are found and installed by one program: a mirror's answers may differ from one request to the next.
 install() {
   "$uv" venv --quiet --clear --python "$python" "$folder"
