@@ -393,7 +393,8 @@ def _remove(connection: sqlite3.Connection, entries: Sequence[tuple[int, int]], 
         connection.executemany("DELETE FROM evaluations WHERE sequence = ?", old)
         connection.executemany("DELETE FROM resampled WHERE sequence = ?", old)
         connection.executemany(
-            "DELETE FROM announced WHERE step = ?1 AND NOT EXISTS (SELECT 1 FROM evaluations WHERE step = ?1)",
+            "DELETE FROM announced WHERE step = ?"
+            " AND NOT EXISTS (SELECT 1 FROM evaluations WHERE evaluations.step = announced.step)",
             [(step,) for step in {step for _, step in entries} - set(protected)],
         )
     return len(old)

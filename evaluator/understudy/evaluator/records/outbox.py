@@ -362,7 +362,8 @@ def _removed(connection: sqlite3.Connection, condition: str, values: Sequence[An
     found = connection.execute(f"DELETE FROM deliveries WHERE {condition} RETURNING event", values).fetchall()  # noqa: S608 - constant texts
     events = [sequence for (sequence,) in found]
     connection.executemany(
-        "DELETE FROM events WHERE sequence = ?1 AND NOT EXISTS (SELECT 1 FROM deliveries WHERE event = ?1)",
+        "DELETE FROM events WHERE sequence = ?"
+        " AND NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.event = events.sequence)",
         [(sequence,) for sequence in set(events)],
     )
     return events
