@@ -36,7 +36,7 @@ from testkit.manifests import (
 from understudy.cli.command_errors import TRAINING_FAILED
 from understudy.cli.main import main
 from understudy.cli.supervisor import _RESTARTABLE
-from understudy.service.http import PROBES
+from understudy.service.http_app import PROBES
 from understudy.service.settings import ServeSettings
 from understudy.trainer import NonFiniteLossError, TFConfigError
 from understudy.trainer.cluster_variables import adopt

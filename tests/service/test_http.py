@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from understudy.service import http
+from understudy.service import http_app, http_server
 from understudy.service.calls.caller import is_direct
 from understudy.service.listening_settings import ListeningSettings
 from understudy.service.readiness import Readiness
@@ -30,9 +30,9 @@ async def readiness() -> Readiness:
 
 @pytest.fixture
 async def client(readiness: Readiness) -> AsyncIterator[httpx.AsyncClient]:
-    listener = http.bind("127.0.0.1", 0)
-    server = http.HttpServer(
-        http.build_app(readiness=readiness),
+    listener = http_server.bind("127.0.0.1", 0)
+    server = http_server.HttpServer(
+        http_app.build_app(readiness=readiness),
         listener,
         max_connections=MAX_CONNECTIONS,
     )
@@ -63,7 +63,7 @@ async def test_it_is_ready_from_the_first_checkpoint_until_draining(
 async def test_a_connection_without_the_headers_of_a_request_ends(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("understudy.service.http.HEADER_SECONDS", 0.5)
+    monkeypatch.setattr("understudy.service.http_server.HEADER_SECONDS", 0.5)
     whole = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
     for first in (b"", whole[:20], whole + whole[:20]):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
@@ -99,7 +99,7 @@ async def test_a_page_of_the_web_cannot_read_a_port_of_this_machine_under_its_ow
     async def content(_request: Request) -> Response:
         return PlainTextResponse("content")
 
-    app = http.build_app(
+    app = http_app.build_app(
         readiness=Readiness(),
         routes=[Route(path, content, methods=["GET", "POST"])],
         allowed_hosts=["Models.example"],
@@ -170,7 +170,7 @@ async def test_a_connection_beyond_the_limit_is_closed_at_once(client: httpx.Asy
 
 
 async def test_a_connection_whose_caller_does_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.service.http.STALLED_SECONDS", 0.2)
+    monkeypatch.setattr("understudy.service.http_server.STALLED_SECONDS", 0.2)
     ended = asyncio.Event()
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -183,9 +183,9 @@ async def test_a_connection_whose_caller_does_not_read_ends(monkeypatch: pytest.
     async def large(_request: Request) -> StreamingResponse:
         return StreamingResponse(chunks())
 
-    listener = http.bind("127.0.0.1", 0)
-    app = http.build_app(readiness=Readiness(), routes=[Route("/large", large)])
-    server = http.HttpServer(app, listener, max_connections=MAX_CONNECTIONS)
+    listener = http_server.bind("127.0.0.1", 0)
+    app = http_app.build_app(readiness=Readiness(), routes=[Route("/large", large)])
+    server = http_server.HttpServer(app, listener, max_connections=MAX_CONNECTIONS)
     await server.start()
     with socket.create_connection(listener.getsockname()) as caller:
         caller.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -201,4 +201,4 @@ def test_a_port_in_use_names_the_address_and_the_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortInUseError, match=rf"127\.0\.0\.1:{port}.*--http-port"):
-            http.bind("127.0.0.1", port)
+            http_server.bind("127.0.0.1", port)

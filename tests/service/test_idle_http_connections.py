@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from testkit.certificates import SECONDS, Credentials
-from understudy.service import http
+from understudy.service import http_app, http_server
 from understudy.service.readiness import Readiness
 from understudy.service.tls import ServerCertificates, TlsFiles
 
@@ -88,9 +88,9 @@ class Port:
 
 @contextlib.asynccontextmanager
 async def running(*routes: Route, certificates: ServerCertificates | None = None) -> AsyncIterator[Port]:
-    listener = http.bind("127.0.0.1", 0)
-    app = http.build_app(readiness=Readiness(), routes=routes)
-    server = http.HttpServer(app, listener, certificates, max_connections=MAX_CONNECTIONS)
+    listener = http_server.bind("127.0.0.1", 0)
+    app = http_app.build_app(readiness=Readiness(), routes=routes)
+    server = http_server.HttpServer(app, listener, certificates, max_connections=MAX_CONNECTIONS)
     await server.start()
     try:
         with contextlib.ExitStack() as stack:
@@ -102,7 +102,7 @@ async def running(*routes: Route, certificates: ServerCertificates | None = None
 @pytest.fixture
 async def port() -> AsyncIterator[Port]:
     async with running() as port:
-        async with asyncio.timeout(SECONDS + 3 * http.IDLE_SECONDS):  # by a clock that is set forward
+        async with asyncio.timeout(SECONDS + 3 * http_server.IDLE_SECONDS):  # by a clock that is set forward
             yield port
 
 
@@ -120,7 +120,7 @@ async def test_a_connection_may_wait_for_a_minute_but_not_for_ever(port: Port, c
         clock.skip(seconds)
         assert await (await port.caller()).asks() == b"ok\n"  # timers that are due have run
         assert await patient.asks() == b"ok\n"
-    clock.skip(http.IDLE_SECONDS + 1)
+    clock.skip(http_server.IDLE_SECONDS + 1)
     assert await patient.sees_the_end()
 
 
@@ -135,7 +135,7 @@ async def test_at_a_full_port_a_new_caller_takes_the_place_of_the_one_that_has_b
     await begun.sends(REQUEST[:20])
     for caller in others:
         assert await caller.asks() == b"ok\n"
-    clock.skip(http.SPARED_SECONDS)
+    clock.skip(http_server.SPARED_SECONDS)
     assert await (await port.caller()).asks() == b"ok\n"
     assert await longest_idle.sees_the_end()
     assert [await begun.asks(REQUEST[20:]), *[await caller.asks() for caller in others]] == [b"ok\n"] * 3
@@ -145,7 +145,7 @@ async def test_callers_that_have_just_been_answered_keep_their_places_at_a_full_
     callers = [await port.caller() for _ in range(MAX_CONNECTIONS)]
     for caller in callers:
         assert await caller.asks() == b"ok\n"
-    clock.skip(http.SPARED_SECONDS / 2)
+    clock.skip(http_server.SPARED_SECONDS / 2)
     assert await (await port.caller()).sees_the_end()
     assert [await caller.asks() for caller in callers] == [b"ok\n"] * MAX_CONNECTIONS
 
@@ -154,7 +154,7 @@ async def test_callers_that_have_just_been_answered_keep_their_places_at_a_full_
 def test_a_request_that_is_sent_while_the_loop_is_held_past_the_idle_time_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, tls: bool
 ) -> None:
-    monkeypatch.setattr("understudy.service.http.IDLE_SECONDS", SHORT_SECONDS)
+    monkeypatch.setattr("understudy.service.http_server.IDLE_SECONDS", SHORT_SECONDS)
     context, certificates = None, None
     if tls:
         credentials = Credentials(tmp_path, trustme.CA(), "127.0.0.1")

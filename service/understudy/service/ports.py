@@ -9,9 +9,10 @@ from contextlib import AsyncExitStack
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from understudy.service import http
 from understudy.service.calls.served_call import ServedMethods
 from understudy.service.front_end import FrontEnd, write_address_file
+from understudy.service.http_app import ReplaceableApp, build_app
+from understudy.service.http_server import HttpServer, bind
 from understudy.service.readiness import DRAIN_NOTICE_SECONDS, Readiness
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import ServerCertificates
@@ -57,10 +58,10 @@ class Ports:
         self._announce = announce
         self._on_draining = on_draining
         self._announced = False
-        self._app = http.ReplaceableApp(self._app_with(()))
-        self._http: http.HttpServer | None = None
+        self._app = ReplaceableApp(self._app_with(()))
+        self._http: HttpServer | None = None
         self.grpc = front_end.bind(settings.host, settings.grpc_port)
-        self._listener = stack.enter_context(http.bind(settings.host, settings.http_port))
+        self._listener = stack.enter_context(bind(settings.host, settings.http_port))
         self._certificates = certificates
         self.addresses = f"grpc={settings.host}:{self.grpc} http={settings.host}:{self._listener.getsockname()[1]}"
 
@@ -75,7 +76,7 @@ class Ports:
         self._app.app = self._app_with(routes)
         if self._http is None:
             limit = self._settings.max_http_connections
-            server = http.HttpServer(self._app, self._listener, self._certificates, max_connections=limit)
+            server = HttpServer(self._app, self._listener, self._certificates, max_connections=limit)
             await server.start()
             self._http = server
         stack.push_async_callback(self._http.stop)
@@ -84,7 +85,7 @@ class Ports:
         self._announce_addresses(stack)
 
     def _app_with(self, routes: Sequence[Route]) -> ASGIApp:
-        return http.build_app(
+        return build_app(
             readiness=self._readiness,
             routes=routes,
             root_path=self._settings.root_path,

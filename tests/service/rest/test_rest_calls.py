@@ -19,12 +19,13 @@ from prometheus_client import CollectorRegistry
 from testkit.hostile_connections import FORGED_ADDRESS
 from testkit.scripted_evaluator import ScriptedEvaluator, inference_handler, prediction
 from understudy.evaluator.evaluator_errors import OverloadedError
-from understudy.service import http
 from understudy.service.calls.call_limits import BodyBudget
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.calls.status import CALLER_GONE, DEADLINE_PASSED
 from understudy.service.handlers.status_handlers import MetricsHandler
+from understudy.service.http_app import build_app
+from understudy.service.http_server import HttpServer, bind
 from understudy.service.readiness import Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.rest.rest_call import DEFAULT_TIMEOUT_SECONDS
@@ -76,9 +77,9 @@ async def server(executor: ThreadPoolExecutor) -> AsyncIterator[RestServer]:
         bodies=BodyBudget(2 * 1000),
         executor=executor,
     )
-    app = http.build_app(readiness=readiness, routes=rest_app.routes())
-    listener = http.bind("127.0.0.1", 0)
-    http_server = http.HttpServer(app, listener, max_connections=20)
+    app = build_app(readiness=readiness, routes=rest_app.routes())
+    listener = bind("127.0.0.1", 0)
+    http_server = HttpServer(app, listener, max_connections=20)
     await http_server.start()
     host, port = listener.getsockname()
     async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=SECONDS) as client:

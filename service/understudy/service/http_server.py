@@ -1,4 +1,4 @@
-"""The HTTP port: ``/healthz``, ``/readyz``, additional routes, and the limits of its connections."""
+"""The server of the HTTP port, and the limits of its connections; `http_app` has what it serves."""
 
 from __future__ import annotations
 
@@ -8,32 +8,26 @@ import socket
 import ssl
 import sys
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
 import h11
 import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from understudy.service.calls.audit import audit_refused_request
-from understudy.service.calls.caller import host_name, is_direct
-from understudy.service.calls.served_call import MAX_HEADER_BYTES, check_headers
-from understudy.service.calls.status import CallEndedError
-from understudy.service.readiness import Readiness, ReadinessState
-from understudy.service.rest.rest_call import CERTIFICATE_NAMES
+from understudy.service.calls.served_call import MAX_HEADER_BYTES
+from understudy.service.http_app import (
+    BAD_REQUEST,
+    HEADERS_TOO_LARGE,
+    probes_only,
+    refusal,
+    with_certificate_names,
+)
 from understudy.service.service_errors import PortInUseError
 from understudy.service.tls import ServerCertificates, certificate_names
 
 _SHUTDOWN_SECONDS = 1
-
-_BAD_REQUEST: Final = 400
-_HEADERS_TOO_LARGE: Final = 431
-_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 HEADER_SECONDS: Final = 10.0
 """The longest wait for the headers of a request: the first since its connection began, else since their first byte."""
@@ -50,118 +44,6 @@ SPARED_SECONDS: Final = 5.0
 
 STALLED_SECONDS: Final = 30.0
 """How long a reader of a response may take nothing of it."""
-
-PROBES: Final = frozenset({"/healthz", "/readyz"})
-"""The paths that callers without a certificate reach always, because Kubernetes' probes have none."""
-
-
-def build_app(
-    *,
-    readiness: Readiness,
-    routes: Sequence[Route] = (),
-    root_path: str = "",
-    allowed_hosts: Collection[str] | None = None,
-) -> ASGIApp:
-    """Return the ASGI application.
-
-    Args:
-        readiness: The state under ``/readyz``, with status 503 unless it is ready.
-        routes: Additional routes.
-        root_path: The path under which a proxy serves this port, such as ``/models/digits``. Requests may have it
-            before their own path, or not, if the proxy removes it.
-        allowed_hosts: The names in the Host header that are served, besides addresses and ``localhost``; None for all.
-    """
-
-    async def healthz(_request: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def readyz(_request: Request) -> Response:
-        ready = readiness.state is ReadinessState.READY
-        return JSONResponse({"ready": ready, "reason": readiness.reason}, status_code=200 if ready else 503)
-
-    own = (Route("/healthz", healthz), Route("/readyz", readyz))
-    app = _rooted(Starlette(routes=[*own, *routes]), root_path)
-    return _unambiguous(app if allowed_hosts is None else _named(app, allowed_hosts))
-
-
-def _named(app: ASGIApp, allowed_hosts: Collection[str]) -> ASGIApp:
-    """Refuse requests under other names: a page on the web may have its own name lead to this machine, and read this.
-
-    A request without a name comes from no browser.
-    """
-    allowed = {name.lower() for name in allowed_hosts}
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        for key, value in scope["headers"]:
-            if key == b"host" and value and scope["path"] not in PROBES:
-                host = value.decode("latin-1")
-                if not is_direct(host) and host_name(host) not in allowed:
-                    await _refuse_name(scope, host)(scope, receive, send)
-                    return
-        await app(scope, receive, send)
-
-    return answer
-
-
-def _refuse_name(scope: Scope, host: str) -> JSONResponse:
-    message = (
-        f"this port is not served under the name {host_name(host)!r} of the Host header, as it listens on this machine "
-        "only and has no callers: use an address or localhost, or give the name with --allowed-hosts"
-    )
-    return _refused(scope, message)
-
-
-def _unambiguous(app: ASGIApp) -> ASGIApp:
-    """Refuse requests with two lengths or large headers, and end their connection.
-
-    A proxy may take the other length, and what here would be the next request for a body (RFC 9112, 6.1).
-    """
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = scope["headers"]
-        try:
-            check_headers(headers)
-        except CallEndedError as error:
-            await _refusal(_HEADERS_TOO_LARGE, error.failure.message)(scope, receive, send)
-            return
-        if {name for name, _ in headers} >= _LENGTHS:
-            message = "a request with both Content-Length and Transfer-Encoding is not served; send one of them"
-            await _refusal(_BAD_REQUEST, message)(scope, receive, send)
-        else:
-            await app(scope, receive, send)
-
-    return answer
-
-
-def _refusal(status: int, message: str) -> JSONResponse:
-    """Return a response that ends its connection."""
-    return JSONResponse({"error": message}, status_code=status, headers={"connection": "close"})
-
-
-def _rooted(app: ASGIApp, root_path: str) -> ASGIApp:
-    if not root_path:
-        return app
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["root_path"] = root_path
-        await app(scope, receive, send)
-
-    return answer
-
-
-class ReplaceableApp:
-    """An ASGI application that passes requests on to another one, which can be replaced.
-
-    Attributes:
-        app: The other one.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request as an ASGI application."""
-        await self.app(scope, receive, send)
 
 
 class HttpServer:
@@ -302,13 +184,13 @@ class HttpConnection(H11Protocol):
         What a caller still sends of its headers is read for a while: reset at once, it might lose the response.
         """
         error = sys.exception()
-        is_too_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == _HEADERS_TOO_LARGE
+        is_too_large = isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == HEADERS_TOO_LARGE
         if is_too_large:
             msg = f"the headers are too large; {MAX_HEADER_BYTES} bytes is the limit"
-        refusal = _refusal(_HEADERS_TOO_LARGE if is_too_large else _BAD_REQUEST, msg)
+        response = refusal(HEADERS_TOO_LARGE if is_too_large else BAD_REQUEST, msg)
         for event in (
-            h11.Response(status_code=refusal.status_code, headers=refusal.raw_headers),
-            h11.Data(data=bytes(refusal.body)),
+            h11.Response(status_code=response.status_code, headers=response.raw_headers),
+            h11.Data(data=bytes(response.body)),
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
@@ -379,7 +261,7 @@ class _CertificateConnection(HttpConnection):
             self.app = self.without_certificate(self.app)
         else:
             names = certificate_names(ssl.DER_cert_to_PEM_cert(certificate).encode("ascii"))
-            self.app = _with_names(self.app, names)
+            self.app = with_certificate_names(self.app, names)
 
     @staticmethod
     def without_certificate(app: Any) -> Any:
@@ -393,39 +275,13 @@ class _RequiredCertificateConnection(_CertificateConnection):
     @staticmethod
     def without_certificate(app: Any) -> Any:
         """See `_CertificateConnection`."""
-        return _probes_only(app)
+        return probes_only(app)
 
 
 def _protocol(certificates: ServerCertificates | None) -> type[HttpConnection]:
     if certificates is None or certificates.current.client_ca is None:
         return HttpConnection
     return _RequiredCertificateConnection if certificates.current.requires_client else _CertificateConnection
-
-
-def _with_names(app: Any, names: tuple[str, ...]) -> Any:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[CERTIFICATE_NAMES] = names
-        await app(scope, receive, send)
-
-    return answer
-
-
-def _probes_only(app: Any) -> Any:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in PROBES:
-            await app(scope, receive, send)
-        else:
-            message = f"{scope['path']} needs a client certificate"
-            await _refused(scope, message)(scope, receive, send)
-
-    return answer
-
-
-def _refused(scope: Scope, message: str) -> JSONResponse:
-    """Return the response to a request that may not be made, and write its line in the audit log."""
-    host, port = scope["client"] or ("", 0)
-    audit_refused_request(f"{host}:{port}", scope["path"], message)
-    return JSONResponse({"error": message}, status_code=403)
 
 
 class _SignalFreeServer(uvicorn.Server):
