@@ -28,7 +28,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "service": frozenset({"evaluator", "proto", "clients"}),
     "cli": frozenset({"proto", "clients", "checkpoints", "experiments", "trainer", "evaluator", "service"}),
 }
-"""The table of DESIGN.md."""
+"""The diagram of docs/architecture.md: each layer, and those that it may import."""
 
 EVALUATOR = ROOT / "evaluator" / "understudy" / "evaluator"
 

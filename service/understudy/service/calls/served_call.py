@@ -167,12 +167,12 @@ class Call(CallContext, ABC):
         return {"rpc.status_code": code, "rpc.response.status_code": code}
 
 
-_log = structlog.get_logger(__name__)
-_threshold: Final = logging.getLogger(__name__)
-
 CALL_LOGGER: Final = __name__
 """The logger that writes a line for each call that has ended."""
-"""Checks whether a line would be written, at a tenth of the cost."""
+
+_log = structlog.get_logger(CALL_LOGGER)
+_threshold: Final = logging.getLogger(CALL_LOGGER)
+"""Checks whether a line would be written, at a tenth of the cost of `_log`."""
 
 _Call = TypeVar("_Call", bound=Call)
 _Response = TypeVar("_Response")
