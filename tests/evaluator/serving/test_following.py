@@ -41,7 +41,7 @@ class Link:
     def start(self, on_decision: Callable[[ServingDecision], None]) -> None:
         self.decide = on_decision
 
-    def tell(self, report: ServingReport) -> None:
+    def report(self, report: ServingReport) -> None:
         self.told.append(report)
 
     def read(self, decision: ServingDecision, path: str, *, offset: int = 0) -> Iterator[bytes]:

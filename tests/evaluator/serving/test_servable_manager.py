@@ -177,7 +177,7 @@ def test_whoever_waits_past_the_deadline_is_turned_away(lifecycle: TextLifecycle
     waiting = lifecycle.manager.acquire(2, deadline=lifecycle.clock.now + 5)
 
     lifecycle.clock.now += 6
-    lifecycle.manager._pool.tell_idle()
+    lifecycle.manager._pool.notify_idle()
 
     with pytest.raises(OverloadedError, match=r"no slot became free for step 2 .* the steps \[1, 3\]"):
         waiting.result(WAIT_SECONDS)

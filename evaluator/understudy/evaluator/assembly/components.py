@@ -22,9 +22,9 @@ from understudy.evaluator.assembly.component_options import ScoringPlan, device_
 from understudy.evaluator.assembly.evaluator_inputs import EvaluatorInputs
 from understudy.evaluator.assembly.recording import Records, open_records
 from understudy.evaluator.assembly.serving_parts import (
-    Known,
-    Promotions,
-    Serving,
+    KnownCheckpoints,
+    PromotionNotifier,
+    ServingComponents,
     build_controller,
     build_serving,
     build_watcher,
@@ -100,7 +100,7 @@ def start_components(
     plan = ScoringPlan.of(settings, datasets)
     strategy = build_strategy(device_settings(settings, inputs.tuning))
     wake = _WatcherWaker()
-    promotions = Promotions()
+    promotions = PromotionNotifier()
 
     records = open_records(inputs, plan, wake, stack)
     known = known_checkpoints(inputs, records)
@@ -113,7 +113,7 @@ def start_components(
     on_demand = _on_demand(scorer, records, known, serving)
     _close_serving(stack, serving, on_demand, remaining_seconds)
     target, controller = build_controller(inputs, plan, records, known, manager=serving.manager, wake=wake)
-    promotions.tell(
+    promotions.notify(
         known, records.events, target=target, controller=controller, serving=serving, on_promoted=on_promoted
     )
     backlog = Backlog()
@@ -156,7 +156,9 @@ def start_components(
     )
 
 
-def _shadow(inputs: EvaluatorInputs, known: Known, serving: Serving, target: ServingTarget) -> ShadowComparer | None:
+def _shadow(
+    inputs: EvaluatorInputs, known: KnownCheckpoints, serving: ServingComponents, target: ServingTarget
+) -> ShadowComparer | None:
     """Return what compares versions on live requests, if this server may be asked to."""
     rollout, following = known.rollout, inputs.following
     if following is None and (rollout is None or not isinstance(rollout.plan, ShadowPlan)):
@@ -173,7 +175,7 @@ def _shadow(inputs: EvaluatorInputs, known: Known, serving: Serving, target: Ser
     return shadow
 
 
-def _cluster_scoring(inputs: EvaluatorInputs, known: Known, strategy: Any) -> ClusterScoring | None:
+def _cluster_scoring(inputs: EvaluatorInputs, known: KnownCheckpoints, strategy: Any) -> ClusterScoring | None:
     if inputs.cluster is None:
         return None
     settings = device_settings(inputs.settings, inputs.tuning)
@@ -191,7 +193,7 @@ def _scorer(
     inputs: EvaluatorInputs,
     plan: ScoringPlan,
     records: Records,
-    serving: Serving,
+    serving: ServingComponents,
     *,
     outputs: OutputSource | None = None,
 ) -> DatasetScorer:
@@ -206,7 +208,9 @@ def _scorer(
     )
 
 
-def _on_demand(scorer: DatasetScorer, records: Records, known: Known, serving: Serving) -> OnDemandEvaluations:
+def _on_demand(
+    scorer: DatasetScorer, records: Records, known: KnownCheckpoints, serving: ServingComponents
+) -> OnDemandEvaluations:
     return OnDemandEvaluations(
         store=known.store,
         manager=serving.manager,
@@ -221,7 +225,7 @@ def _worker(
     settings: EvaluatorSettings,
     scorer: DatasetScorer,
     records: Records,
-    known: Known,
+    known: KnownCheckpoints,
     *,
     manager: ServableManager,
     backlog: Backlog,
@@ -240,7 +244,7 @@ def _worker(
 
 
 def _close_serving(
-    stack: ExitStack, serving: Serving, on_demand: OnDemandEvaluations, remaining_seconds: Callable[[], float]
+    stack: ExitStack, serving: ServingComponents, on_demand: OnDemandEvaluations, remaining_seconds: Callable[[], float]
 ) -> None:
     """Have the stack end the work on the devices, each part before the parts that it waits for."""
     freezer, tuner, manager = serving.freezer, serving.tuner, serving.manager

@@ -91,7 +91,7 @@ class MirroredSlotFactory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class KnownCheckpoints:
     """What is known of the checkpoints."""
 
     store: CheckpointStore
@@ -102,7 +102,7 @@ class Known:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serving:
+class ServingComponents:
     """What loads the checkpoints and runs requests with them."""
 
     manager: ServableManager
@@ -112,12 +112,12 @@ class Serving:
     tuner: SelfTuner | None
 
 
-def known_checkpoints(inputs: EvaluatorInputs, records: Records) -> Known:
+def known_checkpoints(inputs: EvaluatorInputs, records: Records) -> KnownCheckpoints:
     """Build the store of checkpoints, and what notes how each of them fares."""
     state_dir = inputs.settings.state_dir
     quarantine = new_quarantine(inputs.settings)
     decisions = DecisionFile(state_dir)
-    return Known(
+    return KnownCheckpoints(
         store=CheckpointStore(inputs.source, state_dir / LEASES_DIR, accepted=inputs.accepted),
         quarantine=quarantine,
         version_monitor=VersionStateMonitor(
@@ -150,12 +150,12 @@ def _found(inputs: EvaluatorInputs, strategy: Any) -> FoundSettings:
 
 def build_serving(
     inputs: EvaluatorInputs,
-    known: Known,
+    known: KnownCheckpoints,
     strategy: Any,
     *,
     on_promoted: Callable[[int], None],
     on_device_state: DeviceListener,
-) -> Serving:
+) -> ServingComponents:
     """Build what loads checkpoints and runs requests with them.
 
     Args:
@@ -204,7 +204,7 @@ def build_serving(
         if tuning is None
         else _tuner(settings, tuning, strategy, manager=manager, store=known.store, engine=engine)
     )
-    return Serving(manager=manager, engine=engine, streams=streams, freezer=freezer, tuner=tuner)
+    return ServingComponents(manager=manager, engine=engine, streams=streams, freezer=freezer, tuner=tuner)
 
 
 def _tuner(
@@ -256,7 +256,7 @@ def build_controller(
     inputs: EvaluatorInputs,
     plan: ScoringPlan,
     records: Records,
-    known: Known,
+    known: KnownCheckpoints,
     *,
     manager: ServableManager,
     wake: Callable[[], None],
@@ -314,7 +314,7 @@ def build_watcher(
     settings: EvaluatorSettings,
     plan: ScoringPlan,
     records: Records,
-    known: Known,
+    known: KnownCheckpoints,
     *,
     manager: ServableManager,
     target: ServingTarget,
@@ -345,31 +345,31 @@ def new_quarantine(settings: EvaluatorSettings) -> Quarantine:
     return Quarantine(attempts=settings.load_attempts, retry_seconds=settings.load_retry_seconds, clock=time.monotonic)
 
 
-class Promotions:
-    """Called by the manager with each step that starts serving; tells components that are built after the manager."""
+class PromotionNotifier:
+    """Called by the manager with each step that starts serving; notifies components that are built after it."""
 
     def __init__(self) -> None:
-        self._tell: Callable[[int], None] = lambda _step: None
+        self._notify: Callable[[int], None] = lambda _step: None
 
     def __call__(self, step: int) -> None:
-        """Tell of a step that starts serving."""
-        self._tell(step)
+        """Notify them of a step that starts serving."""
+        self._notify(step)
 
-    def tell(
+    def notify(
         self,
-        known: Known,
+        known: KnownCheckpoints,
         events: EventBuffer,
         *,
         target: ServingTarget,
         controller: ServingController,
-        serving: Serving,
+        serving: ServingComponents,
         on_promoted: Callable[[int], None],
     ) -> None:
-        """Tell these from now on; before the manager starts."""
+        """Notify these from now on; before the manager starts."""
 
-        def tell(step: int) -> None:
+        def promoted(step: int) -> None:
             known.decisions.publish(target.serving_key)
-            controller.tell_evaluator()
+            controller.report_to_evaluator()
             if (info := known.store.find(step)) is not None:
                 known.version_monitor.served(info)
                 events.promoted(info)
@@ -378,4 +378,4 @@ class Promotions:
                 serving.tuner.promoted(step)
             on_promoted(step)
 
-        self._tell = tell
+        self._notify = promoted

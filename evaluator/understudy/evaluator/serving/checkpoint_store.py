@@ -157,7 +157,7 @@ class CheckpointStore:
             self.changes.note(info.step)
         return Lease(self, item, item.checkpoint)
 
-    def is_dear(self, info: CheckpointInfo) -> bool:
+    def needs_copy(self, info: CheckpointInfo) -> bool:
         """Return whether a lease would copy the checkpoint, rather than link it or open its private folder."""
         with self._lock:
             item = self._items.get(info.step)

@@ -39,7 +39,7 @@ _PEEK_SECONDS = 0.05
 _FIRST_LOAD_SECONDS = 10.0
 """How long the first load runs undisturbed before the other checkpoints are read."""
 
-_LOOK_SECONDS = 0.5
+_PASS_SECONDS = 0.5
 """How long one pass may lease or skip checkpoints before it polls for newer ones."""
 
 _SUPERSEDED = "a newer checkpoint was published before this one was evaluated, and the policy is to evaluate the latest"
@@ -183,13 +183,13 @@ class CheckpointWatcher:
     def _reconcile(self) -> None:
         began = time.monotonic()
         try:
-            self._store.refresh(self._target.wanted())
+            self._store.refresh(self._target.steps_to_find())
         except OSError:  # What was decided is carried out all the same, with what is known.
             self._controller.reconcile(all_known=False)
             raise
         all_known = self._store.is_complete
-        self._look_again()
-        self._acquire_leases(self._to_serve())
+        self._read_changes()
+        self._acquire_leases(self._always_kept())
         self._controller.reconcile(all_known=all_known)
         self._is_done = False
         if not all_known:
@@ -200,11 +200,11 @@ class CheckpointWatcher:
         if self._policy == "latest":
             self._verify_latest()
         self._is_done = self._acquire_leases(self._in_turn())
-        self._look_again()
+        self._read_changes()
         self._record_failures()
         self._controller.reconcile()
         self._is_done &= self._fill_backlog()
-        if self._look_again():
+        if self._read_changes():
             self.wake()  # to have them scored
         self._release_leases()
         self._publish_best()
@@ -216,10 +216,10 @@ class CheckpointWatcher:
     def _remembered(self) -> set[int]:
         """Return the steps whose entries must stay: without them, a checkpoint would be evaluated again."""
         steps = {info.step for info in self._store.checkpoints()} | self._unsettled.steps()
-        return steps | self._target.wanted()
+        return steps | self._target.steps_to_find()
 
-    def _look_again(self) -> bool:
-        """Take in which checkpoints changed; return whether any is to be scored on one more dataset."""
+    def _read_changes(self) -> bool:
+        """Apply what changed since the last call; return whether any checkpoint is to be scored on one more dataset."""
         self._quarantine.note_due()
         new: list[CheckpointInfo] = []
         is_requested = False
@@ -235,7 +235,7 @@ class CheckpointWatcher:
                         self._settled.discard(info.key)
                         self._unsettled.add(info)
                         is_requested = True
-                self._look_at(step, info)
+                self._classify(step, info)
         self._version_monitor.seen(info for info in new if self._is_open(info))
         return is_requested
 
@@ -246,9 +246,9 @@ class CheckpointWatcher:
         self._new.append(info)
         self._unsettled.add(info)
 
-    def _look_at(self, step: int, stored: CheckpointInfo | None) -> None:
+    def _classify(self, step: int, stored: CheckpointInfo | None) -> None:
         """Settle the checkpoints of a step that are scored, and note those that never will be."""
-        self._unsettled.look_again(step)
+        self._unsettled.refresh(step)
         for info in self._unsettled.of_step(step):
             if not self._recorder.remaining(info.step, info.digest):
                 self._settle(info)
@@ -286,13 +286,13 @@ class CheckpointWatcher:
         self._unsettled.remove(info.key)
         self._settled.add(info.key)
 
-    def _to_serve(self) -> list[CheckpointInfo]:
+    def _always_kept(self) -> list[CheckpointInfo]:
         """Return the checkpoints to keep even when they are settled, in step order."""
         serving = self._manager.serving
         steps = {
             None if serving is None else serving.step,
             self._manager.predecessor_step,
-            *self._target.needed(),
+            *self._target.steps_to_keep(),
             self._stored_steps.best(),
         }
         found = (self._store.find(step) for step in sorted(step for step in steps if step is not None))
@@ -324,7 +324,7 @@ class CheckpointWatcher:
 
     def _acquire_leases(self, needed: Iterable[CheckpointInfo]) -> bool:
         """Lease checkpoints, in this order; return False if the time was up before the last one."""
-        until = time.monotonic() + _LOOK_SECONDS
+        until = time.monotonic() + _PASS_SECONDS
         for info in needed:
             if self._unsettled.lease_of(info.key) is not None or not self._quarantine.admits(info.key):
                 continue
@@ -359,10 +359,10 @@ class CheckpointWatcher:
     def _failed_to_lease(self, info: CheckpointInfo, error: Exception) -> None:
         note = self._version_monitor.postponed if exhausted_resource(error) else self._version_monitor.failed
         note(info, error, seconds=0.0)
-        self._unsettled.look_again(info.step)
+        self._unsettled.refresh(info.step)
 
     def _release_leases(self) -> None:
-        for key in self._unsettled.idle({info.key for info in self._to_serve()}):
+        for key in self._unsettled.idle({info.key for info in self._always_kept()}):
             if not self._recorder.is_requested(*key):
                 self._release(key)
 
@@ -398,7 +398,7 @@ class CheckpointWatcher:
 
     def _record_skip(self, infos: Iterable[CheckpointInfo], reason: str) -> bool:
         """Record why checkpoints are not evaluated; return False if the time was up before the last one."""
-        until = time.monotonic() + _LOOK_SECONDS
+        until = time.monotonic() + _PASS_SECONDS
         for info in infos:
             if time.monotonic() > until:
                 return False
@@ -409,7 +409,7 @@ class CheckpointWatcher:
     def _publish_serving(self) -> None:
         self._decision_file.publish(self._target.serving_key)
         self._controller.keep_history()
-        self._controller.tell_evaluator()
+        self._controller.report_to_evaluator()
 
     def _publish_best(self) -> None:
         best = self._leased_steps.best()

@@ -125,8 +125,8 @@ class FollowedEvaluator(Protocol):
     def refresh(self) -> bool:
         """Return whether there is a new decision since the last call. For one thread at a time."""
 
-    def tell(self, report: ServingReport) -> None:
-        """Tell the evaluator what this server serves, if it can be told. Thread-safe; does not block."""
+    def report(self, report: ServingReport) -> None:
+        """Report what this server serves to the evaluator, if there is a connection. Thread-safe; does not block."""
 
 
 class DecisionFile:
@@ -291,7 +291,7 @@ class FollowedDecision:
         """See `FollowedEvaluator`."""
         return ""
 
-    def tell(self, report: ServingReport) -> None:
+    def report(self, report: ServingReport) -> None:
         """See `FollowedEvaluator`."""
 
     def refresh(self) -> bool:

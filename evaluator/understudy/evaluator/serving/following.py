@@ -63,7 +63,7 @@ class EvaluatorLink(Protocol):
                 later one. If it raises AnotherEvaluatorError or ValueError, the link tries the next address.
         """
 
-    def tell(self, report: ServingReport) -> None:
+    def report(self, report: ServingReport) -> None:
         """Send the last of these reports to the evaluator, now and after each connection."""
 
     def read(self, decision: ServingDecision, path: str, *, offset: int = 0) -> Iterator[bytes]:
@@ -143,7 +143,7 @@ class NetworkFollowing:
         self._downloads.checkpoints.mkdir(parents=True, exist_ok=True)
         sweep(self._downloads.checkpoints)
         self._alone_from = self._clock() + CONTACT_SECONDS
-        self._link.start(self._decide)
+        self._link.start(self._accept)
         self._thread.start()
 
     def close(self) -> None:
@@ -174,9 +174,9 @@ class NetworkFollowing:
         changed, self._seen = current != self._seen, current
         return changed
 
-    def tell(self, report: ServingReport) -> None:
+    def report(self, report: ServingReport) -> None:
         """See `FollowedEvaluator`."""
-        self._link.tell(report)
+        self._link.report(report)
 
     @property
     def is_complete(self) -> bool:
@@ -205,14 +205,14 @@ class NetworkFollowing:
         """See `CheckpointSource`."""
         return self._downloaded.peek(), None if self._shared is None else self._shared.peek()
 
-    def _decide(self, decision: ServingDecision) -> None:
-        """Take a decision that the evaluator sent.
+    def _accept(self, decision: ServingDecision) -> None:
+        """Accept a decision that the evaluator sent.
 
         Raises:
             AnotherEvaluatorError: Another evaluator sent it.
             ValueError: It names no checkpoint. A folder is called as its digest, which must not lead elsewhere.
         """
-        for named in _wanted(decision):
+        for named in _named_checkpoints(decision):
             if not (_DIGEST.fullmatch(named.digest) and 0 <= named.step <= MAX_STEP):
                 raise ValueError(
                     f"it decided for step {named.step} with the digest {named.digest[:80]!r}, which is no checkpoint"
@@ -247,7 +247,7 @@ class NetworkFollowing:
                 tried, failures = decision, 0
             wanted = decision
             try:
-                for wanted in _wanted(decision):
+                for wanted in _named_checkpoints(decision):
                     if not self._has(wanted):
                         self._download(wanted)
                 failures = 0
@@ -305,7 +305,7 @@ class NetworkFollowing:
         return True
 
     def _note_verified(self, decision: ServingDecision) -> None:
-        self._verified = {decision.key, *(self._verified & {wanted.key for wanted in _wanted(self.current)})}
+        self._verified = {decision.key, *(self._verified & {wanted.key for wanted in _named_checkpoints(self.current)})}
 
     def _download(self, decision: ServingDecision) -> None:
         folder = self._partial / decision.digest
@@ -376,7 +376,7 @@ class NetworkFollowing:
             OutOfResourcesError: The checkpoint is larger than all downloads may be.
         """
         limit = self._max_mib * 2**20
-        kept = {wanted.step for wanted in _wanted(self.current)} - {decision.step}
+        kept = {wanted.step for wanted in _named_checkpoints(self.current)} - {decision.step}
         needed = _size(manifest) + sum(_folder_size(self._downloads.checkpoint(step)) for step in kept)
         if needed > limit:
             others = f" with step {', '.join(map(str, kept))}" if kept else ""
@@ -392,7 +392,7 @@ class NetworkFollowing:
             remove_folder(self._downloads.checkpoint(oldest_first.pop(0)))
 
     def _check_wanted(self, decision: ServingDecision) -> None:
-        if self._closing or decision.key not in [wanted.key for wanted in _wanted(self.current)]:
+        if self._closing or decision.key not in [wanted.key for wanted in _named_checkpoints(self.current)]:
             raise _SupersededError
 
 
@@ -400,7 +400,7 @@ class _SupersededError(Exception):
     """The download is no longer wanted."""
 
 
-def _wanted(decision: ServingDecision | None) -> tuple[ServingDecision, ...]:
+def _named_checkpoints(decision: ServingDecision | None) -> tuple[ServingDecision, ...]:
     """Return the decision, and the same for its shadow: each names a checkpoint that is to be here."""
     if decision is None:
         return ()

@@ -153,7 +153,7 @@ def _said(condition: Condition, on: Measured) -> str:
     return f"{said}, {apart} than the {digits(on.baseline_value)} of the {condition.baseline} step {on.baseline_step}"
 
 
-class Serving(NamedTuple):
+class Baselines(NamedTuple):
     """The checkpoint that should be serving, and a function that finds known checkpoints by their steps."""
 
     info: CheckpointInfo | None
@@ -166,7 +166,7 @@ class GateTrial:
     def __init__(
         self,
         key: CheckpointKey,
-        serving: Serving,
+        serving: Baselines,
         datasets: Mapping[str, EvaluationDataset],
         ranking: Ranking,
         recorder: Recorder,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from understudy.evaluator.datasets.dataset import EvaluationDataset
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder
-from understudy.evaluator.serving.gate_trial import GateTrial, Serving, outcome_of
+from understudy.evaluator.serving.gate_trial import Baselines, GateTrial, outcome_of
 from understudy.evaluator.serving.gates import ACCEPTED, REFUSED, SERVE, UNDECIDED, Condition, Gate
 from understudy.evaluator.serving.ranking import Ranking
 from understudy.evaluator.step_changes import StepChanges
@@ -85,7 +85,7 @@ class Gatekeeper:
         """The sequence number of the last entry that `catch_up` read."""
         return self._read_up_to
 
-    def refuses(self, key: CheckpointKey, serving: Callable[[], Serving]) -> str:
+    def refuses(self, key: CheckpointKey, serving: Callable[[], Baselines]) -> str:
         """Return why a checkpoint would be refused by its newest scores; empty if it would not, or if one is missing.
 
         What was decided stays so. For the thread that calls `catch_up`.
@@ -99,7 +99,7 @@ class Gatekeeper:
         results = trial.results(self._gate.conditions)
         return _reason(results) if outcome_of(results) is REFUSED else ""
 
-    def catch_up(self, serving: Callable[[], Serving]) -> None:
+    def catch_up(self, serving: Callable[[], Baselines]) -> None:
         """Decide on all scores without a decision.
 
         Args:
@@ -183,7 +183,7 @@ class Gatekeeper:
         """The dataset of the entries of decisions: that of the conditions if they have one in common."""
         return next(iter(self._gate.datasets)) if len(self._gate.datasets) == 1 else WHOLE_CHECKPOINT
 
-    def _decide(self, key: CheckpointKey, serving: Serving) -> None:
+    def _decide(self, key: CheckpointKey, serving: Baselines) -> None:
         """Decide on a checkpoint if it has all scores, else leave it open."""
         trial = GateTrial(key, serving, self._datasets, self._ranking, self._recorder)
         if not all(trial.score(key, name) for name in self._gate.datasets):

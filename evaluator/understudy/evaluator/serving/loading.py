@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Request:
+class LoadRequest:
     """A request for a handle on a checkpoint.
 
     ``deadline`` is on the manager's clock, ``since`` on the `time.monotonic` clock.
@@ -36,16 +36,16 @@ class Request:
             self.future.set_exception(error)
 
 
-class LoadQueue(list[Request]):
+class LoadQueue(list[LoadRequest]):
     """Requests in the order of arrival. Not thread-safe: the manager guards it with its lock."""
 
-    def remove_if(self, wanted: Callable[[Request], bool]) -> list[Request]:
+    def remove_if(self, wanted: Callable[[LoadRequest], bool]) -> list[LoadRequest]:
         """Remove and return the requests for which ``wanted`` is true."""
         removed = [request for request in self if wanted(request)]
         self[:] = [request for request in self if request not in removed]
         return removed
 
-    def heads(self) -> Iterator[Request]:
+    def heads(self) -> Iterator[LoadRequest]:
         """Yield the first request of each purpose: serving versions before on-demand versions."""
         for purpose in Purpose:
             head = next((request for request in self if request.purpose is purpose), None)

@@ -171,7 +171,7 @@ class Servable:
         with self._idle:
             return self._idle.wait_for(lambda: self._handles == 0, timeout_seconds)
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         with self._idle:
             self._handles -= 1
             is_idle = self._handles == 0
@@ -203,7 +203,7 @@ class Handle:
             if self._released:
                 return
             self._released = True
-        self.servable._give_back()  # noqa: SLF001 - the two halves of one count
+        self.servable._release()  # noqa: SLF001 - the two halves of one count
 
     def __enter__(self) -> Self:
         return self
@@ -296,7 +296,7 @@ class SlotPool:
         self.servables.append(servable)
         return servable.borrow()
 
-    def flip(self, servable: Servable) -> bool:
+    def promote(self, servable: Servable) -> bool:
         """Promote a loaded servable; return whether that changed anything.
 
         The previous serving version becomes the predecessor, whose step is remembered even after its eviction.
@@ -334,7 +334,7 @@ class SlotPool:
         elif outcome is not None:
             self.free.append(outcome)
 
-    def retreat(self, target: ModelSlot | NewSlot, evict: Callable[[Servable], None]) -> bool:
+    def shrink(self, target: ModelSlot | NewSlot, evict: Callable[[Servable], None]) -> bool:
         """Complete `allocate` after an out-of-memory error; return whether memory was freed or less is needed.
 
         For a new slot, the limit is lowered to the current number of slots if these suffice. Otherwise slots are
@@ -354,7 +354,7 @@ class SlotPool:
         self.free.clear()
         return gave_up
 
-    def tell_idle(self) -> None:
+    def notify_idle(self) -> None:
         """Notify of an idle servable, if anything waits for a slot. Called after every batch, without the lock."""
         if self._waiting:  # what begins to wait after this check finds the handle released
             with self._changed:

@@ -1,4 +1,4 @@
-"""Loads, unloads and flips servables."""
+"""Loads, unloads and promotes servables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
 from understudy.evaluator.evaluator_errors import DrainingError, OverloadedError, Resource, exhausted_resource
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
-from understudy.evaluator.serving.loading import LoadQueue, Request, SlotFactory, build, forget_frames, reload
+from understudy.evaluator.serving.loading import LoadQueue, LoadRequest, SlotFactory, build, forget_frames, reload
 from understudy.evaluator.serving.servable import Handle, ModelSlot, NewSlot, Purpose, Servable, SlotPool
 from understudy.evaluator.serving.version_monitor import VersionStateMonitor
 from understudy.evaluator.threads import join
@@ -39,8 +39,8 @@ class _Load:
 class ServableManager:
     """Keeps servables in a pool of slots. Thread-safe.
 
-    One thread loads and unloads. A flip to a servable that is already loaded happens at once, between two batches, on
-    the calling thread. Checkpoints of several architectures may be loaded side by side, each in its own slot. Therefore
+    One thread loads and unloads. A servable that is already loaded is promoted at once, between two batches, on the
+    calling thread. Checkpoints of several architectures may be loaded side by side, each in its own slot. Therefore
     inputs that were checked against one servable must be checked again before another runs them.
 
     Args:
@@ -48,7 +48,7 @@ class ServableManager:
         slots: Creates slots.
         limit: The maximum number of slots, at least 2.
         version_monitor: Notified of every attempt.
-        on_promoted: Called with the step after each flip; must be quick and must not raise.
+        on_promoted: Called with the step after each promotion; must be quick and must not raise.
         clock: Monotonic clock for deadlines, in seconds.
         on_starved: Called repeatedly while a checkpoint waits for a slot and none is free: with its step, the seconds
             it has waited, and whether it becomes the serving version. Must not raise.
@@ -167,7 +167,7 @@ class ServableManager:
                 raise DrainingError("the evaluator is shutting down")
             servable = self._pool.find(step, info.digest if info else None)
             if servable is None:
-                request = Request(info or self._store.info(step), purpose, deadline)
+                request = LoadRequest(info or self._store.info(step), purpose, deadline)
                 self._queue.append(request)
                 self._changed.notify_all()
                 return request.future
@@ -181,10 +181,10 @@ class ServableManager:
         if not future.set_running_or_notify_cancel():
             return lambda: None
         handle = self._pool.lend(servable)
-        flipped = purpose is Purpose.SERVING and self._pool.flip(servable)
+        is_promoted = purpose is Purpose.SERVING and self._pool.promote(servable)
 
         def complete() -> None:
-            if flipped:
+            if is_promoted:
                 _log.info("serving", extra={"step": servable.step})
                 self._on_promoted(servable.step)
             future.set_result(handle)
@@ -213,7 +213,7 @@ class ServableManager:
                 if completions or load or self._closing:
                     return completions, load
                 if not self._changed.wait(self._seconds_to_wait()) and (starved := next(self._queue.heads(), None)):
-                    return [partial(self._tell_starved, starved)], None
+                    return [partial(self._report_starved, starved)], None
 
     def _seconds_to_wait(self) -> float | None:
         """Return how long to wait for a change: until the next deadline, and only briefly while requests wait."""
@@ -223,7 +223,7 @@ class ServableManager:
         left = _STARVED_SECONDS if deadline is None else deadline - self._clock()
         return min(max(0.0, left), _STARVED_SECONDS)
 
-    def _tell_starved(self, request: Request) -> None:
+    def _report_starved(self, request: LoadRequest) -> None:
         waiting = time.monotonic() - request.since
         self._on_starved(request.info.step, waiting, request.purpose is Purpose.SERVING)
 
@@ -237,7 +237,7 @@ class ServableManager:
                 settled.append(complete)
         return settled
 
-    def _answer(self, request: Request) -> _Completion | None:
+    def _answer(self, request: LoadRequest) -> _Completion | None:
         servable = self._pool.find(request.info.step, request.info.digest)
         if servable is not None:
             return self._grant(request.future, servable, request.purpose)
@@ -281,7 +281,7 @@ class ServableManager:
                 slot, dropped = self._load_into_slot(load, lease.checkpoint)
         except Exception as error:  # noqa: BLE001 - a checkpoint may raise anything; it is recorded
             resource = exhausted_resource(error)
-            if resource is None or not self._retreat(load, error, resource):
+            if resource is None or not self._shrink(load, error, resource):
                 self._give_up(load, error, resource, seconds=self._clock() - began)
             forget_frames(error)
             return verified  # Before that, nothing of a model exists.
@@ -304,16 +304,16 @@ class ServableManager:
 
     def _admit(self, info: CheckpointInfo, slot: ModelSlot, *, seconds: float) -> None:
         servable = Servable(
-            step=info.step, digest=info.digest, slot=slot, created_at=info.created_at, on_idle=self._pool.tell_idle
+            step=info.step, digest=info.digest, slot=slot, created_at=info.created_at, on_idle=self._pool.notify_idle
         )
         with self._changed:
             self._pool.finish(servable)
         self._version_monitor.loaded(info, seconds=seconds)
 
-    def _retreat(self, load: _Load, error: Exception, resource: Resource) -> bool:
+    def _shrink(self, load: _Load, error: Exception, resource: Resource) -> bool:
         """Free memory after an out-of-memory error and retry the first request; return whether any was freed."""
         with self._changed:
-            if resource is not Resource.MEMORY or not self._pool.retreat(load.target, self._unloaded):
+            if resource is not Resource.MEMORY or not self._pool.shrink(load.target, self._unloaded):
                 return False
             slots = self._pool.slots
         self._version_monitor.interrupted(load.info.step)

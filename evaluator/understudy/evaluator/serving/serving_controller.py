@@ -94,15 +94,15 @@ class ServingController:
     def _note_serving(self) -> None:
         self._history.note(self._target.serving_key)
 
-    def tell_evaluator(self) -> None:
-        """Tell the evaluator that is followed, if any, what is served, and why not what it decided."""
+    def report_to_evaluator(self) -> None:
+        """Report to the evaluator that is followed, if any, what is served here, and why not what it decided."""
         if self._followed is None:
             return
         serving, decision = self._manager.serving, self._followed.current
         step, digest = (None, "") if serving is None else (serving.step, serving.digest)
         follows = decision is None or decision.key == (step, digest)
         reason = "" if follows or decision is None else self._target.why_not(decision, self._followed)
-        self._followed.tell(ServingReport(step=step, digest=digest, reason=reason))
+        self._followed.report(ServingReport(step=step, digest=digest, reason=reason))
 
     def has_news(self) -> bool:
         """Return whether there is something new to carry out.

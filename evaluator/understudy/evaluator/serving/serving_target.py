@@ -8,7 +8,7 @@ import logging
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 from understudy.evaluator.serving.decision_file import FollowedDecision, FollowedEvaluator, ServingDecision, Shadow
 from understudy.evaluator.serving.eligible_steps import EligibleSteps, choose_among
-from understudy.evaluator.serving.gate_trial import Serving
+from understudy.evaluator.serving.gate_trial import Baselines
 from understudy.evaluator.serving.gatekeeper import Gatekeeper
 from understudy.evaluator.serving.promotion import Pin
 from understudy.evaluator.serving.quarantine import Quarantine
@@ -168,7 +168,7 @@ class ServingTarget:
         info = None if step is None else self._store.find(step)
         return None if info is None else info.key
 
-    def wanted(self) -> set[int]:
+    def steps_to_find(self) -> set[int]:
         """Return the steps that may have to be served although they are not the newest."""
         decision = None if self._followed is None else self._followed.current
         steps = {
@@ -184,7 +184,7 @@ class ServingTarget:
         steps.add(None if decision is None else decision.step)
         return {step for step in steps if step is not None}
 
-    def needed(self) -> set[int]:
+    def steps_to_keep(self) -> set[int]:
         """Return the steps to keep for what serves next: the target, a rollout's, and those of rollbacks."""
         steps = {self._pin.step, self.step(), *self.tried_steps(), *self.returnable_steps()}
         return {step for step in steps if step is not None}
@@ -241,9 +241,9 @@ class ServingTarget:
         failure = self._quarantine.failure(info.key)
         return "" if failure is None else failure.reason
 
-    def _should_be_serving(self) -> Serving:
+    def _should_be_serving(self) -> Baselines:
         step = self.step()
-        return Serving(info=None if step is None else self._store.find(step), find=self._store.find)
+        return Baselines(info=None if step is None else self._store.find(step), find=self._store.find)
 
     def is_certain(self, step: int) -> bool:
         """Whether a step should be serving regardless of older checkpoints."""

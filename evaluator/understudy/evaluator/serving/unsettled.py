@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 class UnsettledCheckpoints:
     """The checkpoints without a score or a reason on every dataset, and the leases, by step and digest.
 
-    All sets are kept in order and up to date: call `look_again` with the steps that changed. For one thread.
+    All sets are kept in order and up to date: call `refresh` with the steps that changed. For one thread.
 
     Args:
         store: Leases checkpoints.
@@ -53,12 +53,12 @@ class UnsettledCheckpoints:
     def add(self, info: CheckpointInfo) -> None:
         """Add a checkpoint."""
         self._all[info.key] = info
-        self._look_at(info.key)
+        self._classify(info.key)
 
     def remove(self, key: CheckpointKey) -> None:
         """Remove a checkpoint if it is there."""
         self._all.pop(key, None)
-        self._look_at(key)
+        self._classify(key)
 
     def of_step(self, step: int) -> list[CheckpointInfo]:
         """Return the checkpoints of a step. There are several if it was replaced."""
@@ -68,19 +68,19 @@ class UnsettledCheckpoints:
         """Return the steps of all, and of the leases. Takes time for each of them."""
         return {step for step, _ in itertools.chain(self._all, self._leases)}
 
-    def look_again(self, step: int) -> None:
-        """Take in what changed about the checkpoints of a step."""
+    def refresh(self, step: int) -> None:
+        """Apply what changed about the checkpoints of a step."""
         for key in _keys_of(self._all, step):
-            self._look_at(key)
+            self._classify(key)
 
-    def _look_at(self, key: CheckpointKey) -> None:
+    def _classify(self, key: CheckpointKey) -> None:
         info = self._all.get(key)
         waiting = info if self._quarantine.admits(key) else None
         unleased = None if key in self._leases else waiting
-        is_dear = unleased is not None and self._store.is_dear(unleased)
+        needs_copy = unleased is not None and self._store.needs_copy(unleased)
         _put(self._waiting, key, waiting)
-        _put(self._to_copy, key, unleased if is_dear else None)
-        _put(self._to_link, key, None if is_dear else unleased)
+        _put(self._to_copy, key, unleased if needs_copy else None)
+        _put(self._to_link, key, None if needs_copy else unleased)
         self._set_ready(key, waiting if unleased is None else None)
         (self._idle.add if info is None and key in self._leases else self._idle.discard)(key)
 
@@ -134,12 +134,12 @@ class UnsettledCheckpoints:
     def acquire(self, info: CheckpointInfo) -> None:
         """Lease a checkpoint, also one that is settled. Raises as `CheckpointStore.lease`."""
         self._leases[info.key] = self._store.lease(info)
-        self._look_at(info.key)
+        self._classify(info.key)
 
     def release(self, key: CheckpointKey) -> None:
         """Release the lease of a checkpoint."""
         self._leases.pop(key).release()
-        self._look_at(key)
+        self._classify(key)
 
     def idle(self, needed: Collection[CheckpointKey]) -> list[CheckpointKey]:
         """Return the leased checkpoints that are neither unsettled nor needed."""

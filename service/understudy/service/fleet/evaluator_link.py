@@ -132,7 +132,7 @@ class GrpcEvaluatorLink:
         self._on_decision = on_decision
         self._thread.start()
 
-    def tell(self, report: ServingReport) -> None:
+    def report(self, report: ServingReport) -> None:
         """See `EvaluatorLink`."""
         self.traffic.serving(report.step, report.digest)
         with self._lock:
