@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from testkit.peer_server import PATIENCE_SECONDS, PREVIOUS_STEP, STEP, Failure, Peer, Script
+from testkit.peer_server import PREVIOUS_STEP, STEP, Failure, Peer, Script
 from understudy import clients
 from understudy.clients import (
     Client,
-    Evaluation,
     InvalidArgumentError,
-    Metric,
-    PredictResult,
-    Progress,
     UnderstudyError,
     requests,
 )
-from understudy.clients.channel import service_config
-from understudy.v1 import evaluation_pb2, fleet_pb2, metrics_pb2, model_pb2, prediction_pb2
-from understudy.v1.evaluation_pb2 import EvaluateRequest
 from understudy.wire import decode
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
+
 ATTEMPTS = 5
 """How often the clients try a call that is safe to repeat."""
-
-
-def unavailable() -> Failure:
-    return Failure(code=grpc.StatusCode.UNAVAILABLE)
 
 
 def test_arrays_by_name_come_back_by_name(client: Client) -> None:
@@ -200,110 +186,6 @@ def test_a_message_that_is_too_large_says_what_to_do(peer: Peer, client: Client)
         small.predict({"image": large[:, :1000]})
 
 
-def test_a_call_ends_at_its_deadline(client: Client, script: Script) -> None:
-    script.gate.clear()
-
-    with pytest.raises(clients.DeadlineExceededError):
-        client.predict({"image": ROWS}, timeout_seconds=0.1)
-
-
-def test_what_may_be_repeated_is_tried_again_while_the_server_is_unavailable(client: Client, script: Script) -> None:
-    cancelled = Failure(code=grpc.StatusCode.CANCELLED)  # by a server that shuts down
-    script.failures.extend([unavailable(), cancelled])
-
-    assert client.predict({"image": ROWS}).step == STEP
-    assert script.calls["Predict"] == 3
-
-
-def test_every_method_is_tried_again_but_those_that_must_not() -> None:
-    """Promote might roll back twice, and the clients resume watches and downloads themselves."""
-    services = (prediction_pb2, evaluation_pb2, model_pb2, fleet_pb2, metrics_pb2)
-    methods = {
-        (service.full_name, method.name)
-        for module in services
-        for service in module.DESCRIPTOR.services_by_name.values()
-        for method in service.methods
-    }
-    (retried,) = json.loads(service_config())["methodConfig"]
-    repeated = {(each["service"], each["method"]) for each in retried["name"]}
-    assert {name for _, name in methods - repeated} == {"Promote", "WatchEvaluations", "Follow", "ReadCheckpoint"}
-    assert repeated <= methods
-
-
-def test_trying_again_ends_after_five_attempts(client: Client, script: Script) -> None:
-    script.failures.extend(unavailable() for _ in range(10))
-
-    with pytest.raises(clients.UnavailableError, match="told to fail"):
-        client.status()
-
-    assert script.calls["GetModelStatus"] == ATTEMPTS
-
-
-def test_a_promotion_is_never_repeated(client: Client, script: Script) -> None:
-    script.failures.append(unavailable())
-
-    with pytest.raises(clients.UnavailableError):
-        client.roll_back()
-
-    assert script.calls["Promote"] == 1
-
-
-def test_several_servers_take_turns_and_stand_in_for_each_other() -> None:
-    with Peer() as one, Peer() as other, Client([one.target, f"localhost:{other.port}"], timeout_seconds=20) as client:
-        while not (one.script.calls["Predict"] and other.script.calls["Predict"]):  # until both are connected
-            client.predict({"image": ROWS})
-        before = one.script.calls["Predict"], other.script.calls["Predict"]
-        for _ in range(10):
-            client.predict({"image": ROWS})
-        gained = one.script.calls["Predict"] - before[0], other.script.calls["Predict"] - before[1]
-        assert min(gained) >= 4
-
-        other.__exit__(None, None, None)
-
-        for _ in range(10):
-            assert client.predict({"image": ROWS}).step == STEP
-
-
-@pytest.mark.parametrize(
-    ("targets", "complaint"),
-    [
-        ("", "expected at least one target"),
-        ([], "expected at least one target"),
-        (["127.0.0.1:1", "127.0.0.1"], "expected HOST:PORT, got '127.0.0.1'"),
-    ],
-)
-def test_bad_targets_are_refused(targets: str | list[str], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        Client(targets)
-
-
-def test_many_predictions_keep_their_order(client: Client) -> None:
-    batches = [np.full((2, 4), value, np.float32) for value in range(200)]
-
-    results = list(client.predict_many(batches))
-
-    assert [prediction(result).output[0, 0] for result in results] == [2 * value for value in range(200)]
-
-
-def test_one_bad_item_fails_alone(client: Client) -> None:
-    items: list[Any] = [{"image": ROWS}, {"picture": ROWS}, {"image": ROWS.astype(complex)}, {"image": ROWS}]
-
-    first, refused, unsent, last = client.predict_many(items)
-
-    assert prediction(first).step == prediction(last).step == STEP
-    assert isinstance(refused, InvalidArgumentError)
-    assert str(refused) == "got picture; expected image"
-    assert isinstance(unsent, InvalidArgumentError)
-    assert "complex128 cannot be sent" in str(unsent)
-
-
-def test_an_item_that_is_refused_for_now_says_when_to_send_it_again(client: Client) -> None:
-    (refused,) = client.predict_many([ROWS], version=429)
-
-    assert isinstance(refused, clients.OverloadedError)
-    assert (str(refused), refused.retry_after_seconds) == ("the queue is full", 0.25)
-
-
 def test_step_0_is_asked_for_and_told(client: Client) -> None:
     assert client.predict(ROWS, version=0).step == 0
     assert client.promote(0).pinned_step == 0
@@ -342,249 +224,6 @@ def model_names(request: Any) -> set[str]:
     return {request.model_name}
 
 
-def test_items_are_drawn_no_further_ahead_than_allowed(client: Client, script: Script) -> None:
-    drawn: list[int] = []
-
-    def items() -> Iterator[dict[str, npt.NDArray[np.float32]]]:
-        for index in range(50):
-            drawn.append(index)
-            yield {"image": ROWS}
-
-    for taken, _ in enumerate(client.predict_many(items(), in_flight=4), start=1):
-        assert len(drawn) <= taken + 4 + 1  # those unanswered, and one ready to go
-
-    assert len(drawn) == script.calls["PredictStream"] * 50
-
-
-def test_a_stream_left_early_ends_the_call(client: Client) -> None:
-    results = client.predict_many(({"image": ROWS} for _ in iter(int, 1)), in_flight=2)
-    next(results)
-
-    results.close()
-
-    assert client.predict({"image": ROWS}).step == STEP
-
-
-def test_what_the_items_raise_is_raised_after_the_results_before_it(client: Client) -> None:
-    def items() -> Iterator[dict[str, npt.NDArray[np.float32]]]:
-        yield {"image": ROWS}
-        raise LookupError("no more examples")
-
-    results = client.predict_many(items())
-
-    assert prediction(next(results)).step == STEP
-    with pytest.raises(LookupError, match="no more examples"):
-        next(results)
-
-
-def test_a_stream_whose_call_fails_does_not_wait_for_its_items(client: Client, script: Script) -> None:
-    script.failures.append(Failure(code=grpc.StatusCode.FAILED_PRECONDITION, message="not now"))
-    released = threading.Event()
-
-    def items() -> Iterator[dict[str, npt.NDArray[np.float32]]]:
-        released.wait(20)
-        yield {"image": ROWS}
-
-    with pytest.raises(clients.FailedPreconditionError, match="not now"):
-        list(client.predict_many(items()))
-    released.set()
-
-
-def batches(count: int) -> Iterator[tuple[Any, ...]]:
-    for index in range(count):
-        x = np.full((2, 4), index, np.float32)
-        yield (x, 2 * x + 1) if index % 2 else (x, 2 * x + 1, np.ones(2, np.float32))
-
-
-def test_batches_are_scored_whatever_form_they_have(client: Client, script: Script) -> None:
-    by_name = ({"image": ROWS}, {"targets": 2 * ROWS}, None)
-
-    result = client.evaluate([*batches(3), by_name], version=STEP, metrics=["accuracy", Metric(name="AUC")])
-
-    assert (result.examples, result.batches, result.step) == (9, 4, STEP)
-    assert result.metrics == {"loss": pytest.approx(6 / 9)}
-    assert result.notes == ("by NumPy",)
-    options = next(request.options for request in script.requests if isinstance(request, EvaluateRequest))
-    assert [metric.name for metric in options.metrics] == ["accuracy", "AUC"]
-    assert options.version.step == STEP
-
-
-def test_the_configuration_of_a_metric_travels_as_json(client: Client, script: Script) -> None:
-    client.evaluate([({"image": ROWS}, ROWS)], metrics=[Metric(name="AUC", config={"curve": "PR"})])
-
-    assert script.requests[0].options.metrics[0].config_json == '{"curve": "PR"}'
-
-
-def test_what_the_batches_raise_reaches_the_caller(client: Client) -> None:
-    def damaged() -> Iterator[tuple[Any, ...]]:
-        yield from batches(2)
-        raise LookupError("the file ends here")
-
-    with pytest.raises(LookupError, match="the file ends here"):
-        client.evaluate(damaged())
-
-
-@pytest.mark.parametrize(
-    ("batch", "complaint"),
-    [
-        (ROWS, "a batch is (x, y) or (x, y, sample_weight), but got a ndarray"),
-        ((ROWS,), "a batch is (x, y) or (x, y, sample_weight), but got a tuple of 1"),
-        ((ROWS, ROWS.astype(complex)), "targets: dtype complex128 cannot be sent"),
-    ],
-)
-def test_what_is_no_batch_is_refused(client: Client, batch: Any, complaint: str) -> None:
-    with pytest.raises(InvalidArgumentError) as refusal:
-        client.evaluate([batch])
-
-    assert str(refusal.value).startswith(complaint)
-
-
-def test_a_refused_stream_says_why(client: Client, script: Script) -> None:
-    script.failures.append(Failure(code=grpc.StatusCode.NOT_FOUND, message="no such step"))
-    with pytest.raises(clients.NotFoundError, match="no such step"):
-        client.evaluate(({"image": ROWS}, ROWS) for _ in iter(int, 1))
-    with pytest.raises(InvalidArgumentError, match="a stream without a batch"):
-        client.evaluate([])
-
-
-def test_a_slow_server_slows_the_drawing_of_batches(client: Client, script: Script) -> None:
-    script.gate.clear()
-    drawn = 0
-    moved = threading.Event()
-
-    def large() -> Iterator[tuple[Any, ...]]:
-        nonlocal drawn
-        for _ in range(200):
-            drawn += 1
-            moved.set()
-            yield {"image": np.ones((64, 1024), np.float32)}, np.full((64, 1024), 2, np.float32)
-
-    def open_when_nothing_moves() -> None:
-        while moved.wait(0.5):
-            moved.clear()
-        before_opening.append(drawn)
-        script.gate.set()
-
-    before_opening: list[int] = []
-    opener = threading.Thread(target=open_when_nothing_moves)
-    opener.start()
-    result = client.evaluate(large())
-    opener.join(20)
-
-    assert result.metrics == {"loss": 0.0}
-    assert result.batches == 200
-    assert before_opening[0] < 100  # of half a mebibyte each
-
-
-def test_a_dataset_of_the_server_is_scored_with_progress(client: Client) -> None:
-    seen: list[Progress] = []
-
-    evaluation = client.evaluate_dataset("test", version=40, on_progress=seen.append)
-
-    assert [progress.examples for progress in seen] == [10, 20]
-    assert (evaluation.step, evaluation.dataset, evaluation.outcome) == (40, "test", "scored")
-
-
-def test_the_ledger_is_listed_page_by_page(client: Client, script: Script) -> None:
-    for step in range(1, 6):
-        script.record(step)
-
-    listed = list(client.list_evaluations(dataset="test", min_step=1, outcome="scored"))
-
-    assert [evaluation.step for evaluation in listed] == [1, 2, 3, 4, 5]
-    assert script.calls["ListEvaluations"] == 3
-    assert script.requests[0].min_step == 1
-    assert not script.requests[0].HasField("max_step")
-
-
-def test_the_hardest_examples_of_a_step_are_read(client: Client, script: Script) -> None:
-    found = client.examples("hardest", "test", version=STEP, max_examples=5)
-
-    assert (found.evaluation.step, found.indices, found.described) == (STEP, (7,), ({"loss": 0.5},))
-    assert (found.baseline, found.flips, found.inputs) == (None, None, {})
-    assert (script.requests[0].dataset, script.requests[0].max_examples) == ("test", 5)
-    assert client.evaluation_tables("test", version=STEP).content == {"examples": 20}
-
-
-def test_an_unknown_kind_of_examples_is_refused(client: Client) -> None:
-    with pytest.raises(InvalidArgumentError, match="kind is 'easy'; expected one of hardest, newly_wrong, newly_right"):
-        client.examples("easy")  # type: ignore[arg-type]
-
-
-def test_an_unknown_outcome_is_refused(client: Client) -> None:
-    with pytest.raises(InvalidArgumentError, match="outcome is 'lost'; expected one of scored, skipped, failed"):
-        list(client.list_evaluations(outcome="lost"))  # type: ignore[arg-type]
-
-
-def test_watching_misses_and_repeats_nothing_over_breaks(client: Client, script: Script) -> None:
-    script.watch_breaks_after.extend([2, 0, 1])
-    for step in range(1, 5):
-        script.record(step)
-    watch = client.watch_evaluations(after=1)
-
-    seen = [next(watch) for _ in range(3)]
-    script.record(5)
-    seen.append(next(watch))
-
-    assert [evaluation.sequence for evaluation in seen] == [2, 3, 4, 5]
-    assert script.calls["WatchEvaluations"] == 4
-
-
-def test_watching_survives_a_restart_of_the_server() -> None:
-    script = Script()
-    script.record(1)
-    with Peer(script) as first:
-        client = Client(first.target)
-        watch = client.watch_evaluations()
-        seen: list[Evaluation] = [next(watch)]
-    script.record(2)
-    with Peer(script, port=first.port), client:
-        seen.append(next(watch))
-
-    assert [evaluation.step for evaluation in seen] == [1, 2]
-
-
-def test_watching_resumes_after_a_server_cancelled_it(client: Client, script: Script) -> None:
-    script.failures.append(Failure(code=grpc.StatusCode.CANCELLED))
-    script.record(1)
-
-    assert next(client.watch_evaluations()).step == 1
-
-
-def test_watching_ends_when_the_client_is_closed(client: Client, script: Script) -> None:
-    script.record(1)
-    watch = client.watch_evaluations()
-    next(watch)
-    client.close()
-
-    with pytest.raises(clients.CancelledError):
-        next(watch)
-
-
-def test_watching_ends_when_the_client_is_closed_before_it_resumes(peer: Peer, script: Script) -> None:
-    script.failures.append(unavailable())
-    client = Client(peer.target)
-    watch = client.watch_evaluations()
-
-    def close() -> None:
-        script.entered.wait(PATIENCE_SECONDS)
-        client.close()
-
-    closing = threading.Thread(target=close)
-    closing.start()
-
-    with pytest.raises(clients.CancelledError):
-        next(watch)
-    closing.join()
-
-
-def test_watching_ends_on_an_error_that_time_does_not_mend(client: Client, script: Script) -> None:
-    script.failures.append(Failure(code=grpc.StatusCode.UNIMPLEMENTED))
-
-    with pytest.raises(clients.UnimplementedError):
-        next(client.watch_evaluations())
-
-
 def test_everything_else_is_told_in_plain_objects(peer: Peer, client: Client) -> None:
     assert client.metadata().inputs == (clients.TensorSpec(name="image", dtype="float32", shape=(None, 4)),)
     assert client.metadata().devices == ("CPU:0", "CPU:1")
@@ -603,8 +242,3 @@ def test_promotions_tell_what_is_serving(client: Client) -> None:
     assert client.promote(40) == clients.Promotion(serving_step=40, previous_step=STEP, pinned_step=40)
     assert client.unpin() == clients.Promotion(serving_step=STEP, previous_step=None, pinned_step=None)
     assert client.roll_back().serving_step == PREVIOUS_STEP
-
-
-def prediction(outcome: PredictResult | UnderstudyError) -> PredictResult:
-    assert isinstance(outcome, PredictResult)
-    return outcome
