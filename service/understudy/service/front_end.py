@@ -67,10 +67,10 @@ class FrontEnd(Protocol):
 MakeFrontEnd = Callable[[ServerCertificates | None], FrontEnd]
 """Creates a front end on the running event loop, for TLS with these certificates, or without TLS."""
 
-HearSignals = Callable[[Callable[[signal.Signals], None]], None]
+HandleSignals = Callable[[Callable[[signal.Signals], None]], None]
 """Has a function called on the running event loop on the first SIGTERM or SIGINT; the second ends the process."""
 
-Main = Callable[[MakeFrontEnd, HearSignals], Coroutine[Any, Any, _T]]
+Main = Callable[[MakeFrontEnd, HandleSignals], Coroutine[Any, Any, _T]]
 """The service, from its start to its end."""
 
 
@@ -99,7 +99,7 @@ def load_front_end(name: str) -> RunFrontEnd:
     return run
 
 
-def hear_signals(on_signal: Callable[[signal.Signals], None]) -> None:
+def handle_signals(on_signal: Callable[[signal.Signals], None]) -> None:
     """Call back on the first SIGTERM or SIGINT; the second ends the process at once. For the main thread's loop."""
     loop = asyncio.get_running_loop()
 

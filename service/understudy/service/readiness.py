@@ -136,7 +136,7 @@ class DeviceWatch:
         self._loop = asyncio.get_running_loop()
         self._trials: asyncio.Task[None] | None = None
         self.failed: asyncio.Future[str] = self._loop.create_future()
-        evaluator.on_device_state(self._hear)
+        evaluator.on_device_state(self._on_device_state)
 
     async def stop(self) -> None:
         """Stop the trials."""
@@ -145,7 +145,7 @@ class DeviceWatch:
             self._trials.cancel()
             await asyncio.wait([self._trials])
 
-    def _hear(self, state: DeviceState, error: str) -> None:
+    def _on_device_state(self, state: DeviceState, error: str) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._become, state, error)
 

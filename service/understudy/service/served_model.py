@@ -112,22 +112,22 @@ async def begun(executor: Executor, begin: Callable[[], Future[_T]]) -> asyncio.
     try:
         return asyncio.wrap_future(await asyncio.shield(beginning))
     except asyncio.CancelledError:
-        beginning.add_done_callback(_take_back)
+        beginning.add_done_callback(_cancel_begun)
         raise
 
 
 def abandon(future: asyncio.Future[Any]) -> None:
     """Cancel work that has not begun, and ignore its outcome."""
-    future.add_done_callback(_look_at)
+    future.add_done_callback(_retrieve_exception)
     future.cancel()
 
 
-def _take_back(beginning: asyncio.Future[Future[Any]]) -> None:
+def _cancel_begun(beginning: asyncio.Future[Future[Any]]) -> None:
     if beginning.exception() is None:
         beginning.result().cancel()
 
 
-def _look_at(future: asyncio.Future[Any]) -> None:
+def _retrieve_exception(future: asyncio.Future[Any]) -> None:
     """Retrieve the exception, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()

@@ -30,7 +30,7 @@ from understudy.service.features import Features
 from understudy.service.fleet.evaluator_link import GrpcEvaluatorLink
 from understudy.service.fleet.fleet_handler import FleetHandler
 from understudy.service.fleet.fleet_state import FleetMetrics
-from understudy.service.front_end import HearSignals, MakeFrontEnd, load_front_end
+from understudy.service.front_end import HandleSignals, MakeFrontEnd, load_front_end
 from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import StreamLimits
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
@@ -97,7 +97,7 @@ async def _serve_until_signalled(
     settings: ServeSettings,
     evaluator_settings: EvaluatorSettings,
     make_front_end: MakeFrontEnd,
-    hear_signals: HearSignals,
+    handle_signals: HandleSignals,
 ) -> ServiceExit:
     stop = asyncio.Event()
 
@@ -105,7 +105,7 @@ async def _serve_until_signalled(
         _log.info("draining; a second signal ends the process at once", signal=number.name)
         stop.set()
 
-    hear_signals(on_signal)
+    handle_signals(on_signal)
     service = Service(settings, evaluator_settings, announce=_print_line, make_front_end=make_front_end)
     return await service.run(stop)
 

@@ -16,11 +16,11 @@ from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls.caller import ANY_GROUP, OPEN_TO_ALL, Group, only
 from understudy.service.calls.methods import (
-    ApartCodec,
     CallContext,
     Codec,
     Requests,
     Service,
+    ZeroCopyCodec,
     foreign_service,
     refusals,
     service,
@@ -148,7 +148,7 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
                 "GetEvaluationTables": evaluation.get_evaluation_tables,
                 "GetExamples": evaluation.get_examples,
             },
-            codecs={"Evaluate": ApartCodec(evaluation_pb2.EvaluateRequest)},
+            codecs={"Evaluate": ZeroCopyCodec(evaluation_pb2.EvaluateRequest)},
         ),
         service(
             MODEL,

@@ -23,7 +23,7 @@ class Waiting:
         self.asked: asyncio.Queue[float] = asyncio.Queue()
         self.ended: asyncio.Queue[Failure] = asyncio.Queue()
 
-    def ask(self) -> None:
+    def poll(self) -> None:
         self.asked.put_nowait(time.monotonic() - self.started)
 
     def end(self, failure: Failure) -> None:

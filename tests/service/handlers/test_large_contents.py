@@ -14,8 +14,8 @@ from tensorflow_serving.apis import predict_pb2
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls import parsing
-from understudy.service.calls.methods import ApartCodec, at_once
-from understudy.service.calls.parsing import Apart, parse_apart
+from understudy.service.calls.methods import ZeroCopyCodec, at_once
+from understudy.service.calls.parsing import ZeroCopyMessage, parse_zero_copy
 from understudy.service.calls.status import Code, Failure
 from understudy.service.handlers import messages
 from understudy.service.handlers.infer_codec import InferCodec, InferResponse, InferStreamCodec, ResponseSpec
@@ -75,8 +75,8 @@ def test_large_raw_contents_are_decoded_without_a_copy() -> None:
 def test_a_large_tensor_of_tensorflow_serving_is_decoded_without_a_copy() -> None:
     request = predict_pb2.PredictRequest(model_spec={"name": "m"}, inputs={"x": encode_tensor(LARGE)})
     data = request.SerializeToString()
-    apart = TfPredictCodec().decode(data)
-    found = decode_tensor(apart.message.inputs["x"], max_bytes=len(data), name="x", contents=apart.contents)
+    parsed = TfPredictCodec().decode(data)
+    found = decode_tensor(parsed.message.inputs["x"], max_bytes=len(data), name="x", contents=parsed.contents)
     assert np.array_equal(found, LARGE)
     assert is_within(found, data)
 
@@ -93,8 +93,8 @@ def test_large_text_in_raw_contents_is_decoded() -> None:
 def test_a_large_batch_is_decoded_without_a_copy() -> None:
     batch = evaluation_pb2.EvaluateBatch(inputs=encode_all({"x": LARGE}), targets=encode_all({"y": LARGE[:, :1]}))
     data = evaluation_pb2.EvaluateRequest(batch=batch).SerializeToString()
-    apart = ApartCodec(evaluation_pb2.EvaluateRequest).decode(data)
-    found = messages.batch(apart.message.batch, apart.contents)
+    parsed = ZeroCopyCodec(evaluation_pb2.EvaluateRequest).decode(data)
+    found = messages.batch(parsed.message.batch, parsed.contents)
     assert is_within(found.inputs["x"], data)
     assert np.array_equal(found.inputs["x"], LARGE)
     assert np.array_equal(found.targets["y"], LARGE[:, :1])
@@ -102,7 +102,7 @@ def test_a_large_batch_is_decoded_without_a_copy() -> None:
 
 def test_a_placeholder_of_another_message_stands_for_nothing() -> None:
     data = prediction_pb2.PredictRequest(inputs=encode_all({"x": LARGE})).SerializeToString()
-    first, second = (parse_apart(prediction_pb2.PredictRequest, data) for _ in range(2))
+    first, second = (parse_zero_copy(prediction_pb2.PredictRequest, data) for _ in range(2))
     assert first.contents.keys().isdisjoint(second.contents)
 
 
@@ -134,11 +134,11 @@ def test_what_is_parsed_apart_is_what_protobuf_parses(parts: list[bytes], damage
             expected = prediction_pb2.PredictRequest.FromString(data)
         except DecodeError:
             with pytest.raises(DecodeError):
-                parse_apart(prediction_pb2.PredictRequest, data)
+                parse_zero_copy(prediction_pb2.PredictRequest, data)
             return
-        apart: Apart = parse_apart(prediction_pb2.PredictRequest, data)
-    assert apart.message.model_name == expected.model_name
-    found, wanted = decode_all(apart.message.inputs, apart.contents), decode_all(expected.inputs)
+        parsed: ZeroCopyMessage = parse_zero_copy(prediction_pb2.PredictRequest, data)
+    assert parsed.message.model_name == expected.model_name
+    found, wanted = decode_all(parsed.message.inputs, parsed.contents), decode_all(expected.inputs)
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array)

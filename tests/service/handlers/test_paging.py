@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.handlers import evaluation_handler as paging
+from understudy.service.handlers import paging
 from understudy.v1 import evaluation_pb2
 
 

@@ -35,10 +35,10 @@ def run_envoy(settings: ServeSettings, main: Main[_T]) -> _T:
 
 
 def _watched(main: Main[_T]) -> Callable[[Any, Any], Coroutine[Any, Any, _T]]:
-    async def watched(make: Any, hear_signals: Any) -> _T:
+    async def watched(make: Any, handle_signals: Any) -> _T:
         watch = asyncio.create_task(_watch(Path(os.environ[FILE_VARIABLE])))
         try:
-            return await main(make, hear_signals)
+            return await main(make, handle_signals)
         finally:
             watch.cancel()
 

@@ -152,7 +152,7 @@ class ModelPublisher:
             CheckpointError: From the publisher.
             OSError: Writing failed, for example on a full disk. Earlier checkpoints remain.
         """
-        self._adopt(snapshot)
+        self._assign(snapshot)
 
         def write(folder: Path) -> None:
             self._model.save(folder / MODEL_FILE)
@@ -167,7 +167,7 @@ class ModelPublisher:
             signature=self._signature,
         )
 
-    def _adopt(self, snapshot: Snapshot) -> None:
+    def _assign(self, snapshot: Snapshot) -> None:
         for variable, value in zip(self._model.trainable_variables, snapshot.trained, strict=True):
             variable.assign(value)
         for variable, value in zip(self._model.optimizer.variables, snapshot.optimizer, strict=True):

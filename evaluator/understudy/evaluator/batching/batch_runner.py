@@ -16,10 +16,10 @@ import numpy as np
 from understudy.evaluator.batching.device_health import DeviceHealth
 from understudy.evaluator.batching.request_queue import (
     BorrowedHandle,
-    EvaluateRequest,
     LatencyEstimator,
-    PredictRequest,
-    Request,
+    QueuedEvaluate,
+    QueuedPredict,
+    QueuedRequest,
     is_late,
     late,
 )
@@ -221,7 +221,7 @@ class BatchRunner:
         self._finished_at = 0.0
         self._reporting = threading.Lock()
 
-    def begin(self, request: Request) -> bool:
+    def begin(self, request: QueuedRequest) -> bool:
         """Mark a request as running; drop it and return False if it was cancelled or its deadline has passed."""
         if not request.begin():
             self._observer.rejected("cancelled")
@@ -232,7 +232,7 @@ class BatchRunner:
             return False
         return True
 
-    def predict(self, requests: Sequence[PredictRequest], fill_seconds: float, *, inline: bool = False) -> None:
+    def predict(self, requests: Sequence[QueuedPredict], fill_seconds: float, *, inline: bool = False) -> None:
         """Borrow a handle, run the requests as one batch, and deliver the outcomes.
 
         Args:
@@ -256,7 +256,7 @@ class BatchRunner:
             self._latency.observe(examples, cost.wall_seconds)
             self._judge.observe(batch[0].group, examples, cost, inline=inline)
 
-    def launch(self, requests: Sequence[PredictRequest], fill_seconds: float) -> Callable[[], None] | None:
+    def launch(self, requests: Sequence[QueuedPredict], fill_seconds: float) -> Callable[[], None] | None:
         """Borrow a handle and launch the requests as one batch.
 
         Returns:
@@ -276,7 +276,7 @@ class BatchRunner:
     def _finish(
         self,
         handle: BorrowedHandle,
-        batch: Sequence[PredictRequest],
+        batch: Sequence[QueuedPredict],
         fill_seconds: float,
         began: float,
         fetch: Callable[[], dict[str, Array]],
@@ -292,7 +292,7 @@ class BatchRunner:
             self._latency.observe(sum(request.examples for request in batch), done - max(began, self._finished_at))
             self._finished_at = done
 
-    def _borrow(self, batch: Sequence[PredictRequest]) -> BorrowedHandle | None:
+    def _borrow(self, batch: Sequence[QueuedPredict]) -> BorrowedHandle | None:
         """Borrow a handle for a batch; if that fails, deliver the error to all requests and return None."""
         if not batch:
             return None
@@ -306,7 +306,7 @@ class BatchRunner:
             return None
 
     def _compute(
-        self, handle: BorrowedHandle, batch: Sequence[PredictRequest], fill_seconds: float, outcomes: _Outcomes
+        self, handle: BorrowedHandle, batch: Sequence[QueuedPredict], fill_seconds: float, outcomes: _Outcomes
     ) -> None:
         began = time.monotonic()
         self._answer(
@@ -316,7 +316,7 @@ class BatchRunner:
     def _answer(
         self,
         handle: BorrowedHandle,
-        batch: Sequence[PredictRequest],
+        batch: Sequence[QueuedPredict],
         fill_seconds: float,
         outcomes: _Outcomes,
         *,
@@ -350,7 +350,7 @@ class BatchRunner:
             )
 
     def _fail(
-        self, handle: BorrowedHandle, batch: Sequence[PredictRequest], error: Exception, outcomes: _Outcomes
+        self, handle: BorrowedHandle, batch: Sequence[QueuedPredict], error: Exception, outcomes: _Outcomes
     ) -> None:
         """Run the requests of a failed batch one by one, so that one caller's values cannot fail another's request."""
         if len(batch) == 1:
@@ -360,7 +360,7 @@ class BatchRunner:
         for request in batch:
             self._compute(handle, [request], 0.0, outcomes)
 
-    def evaluate(self, request: EvaluateRequest) -> None:
+    def evaluate(self, request: QueuedEvaluate) -> None:
         """Run the work of an evaluation."""
         if not self.begin(request):
             return
@@ -391,7 +391,7 @@ class _Outcomes:
     def __init__(self) -> None:
         self._sinks: dict[ResultSink[Any], list[tuple[Any, Outcome]]] = {}
 
-    def add(self, request: PredictRequest, outcome: Outcome) -> None:
+    def add(self, request: QueuedPredict, outcome: Outcome) -> None:
         self._sinks.setdefault(request.sink, []).append((request.token, outcome))
 
     def deliver(self) -> None:
@@ -403,7 +403,7 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
-def _merge(batch: Sequence[PredictRequest]) -> Arrays:
+def _merge(batch: Sequence[QueuedPredict]) -> Arrays:
     if len(batch) == 1:
         return batch[0].inputs
     return {name: np.concatenate([request.inputs[name] for request in batch]) for name in batch[0].inputs}

@@ -20,7 +20,7 @@ from understudy.evaluator.batching.request_queue import (
     Borrow,
     LatencyEstimator,
     PredictQueue,
-    PredictRequest,
+    QueuedPredict,
     Refusal,
     is_dead,
     raise_refusal,
@@ -182,7 +182,7 @@ class Engine:
             DeadlineExceededError: The deadline has passed.
             DrainingError: The engine is being closed.
         """
-        request = PredictRequest(
+        request = QueuedPredict(
             inputs=inputs,
             examples=len(next(iter(inputs.values()))),
             group=(key, *[(name, array.dtype, array.shape[1:]) for name, array in sorted(inputs.items())]),
@@ -193,7 +193,7 @@ class Engine:
             sink=sink,
             size=size_of(inputs),
         )
-        dead: Sequence[PredictRequest] = ()
+        dead: Sequence[QueuedPredict] = ()
         try:
             with self._changed:
                 refusal = self._predict_refusal(request.examples, request.size, deadline, caller)
@@ -268,7 +268,7 @@ class Engine:
         """Whether there may be room without the cancelled and expired requests."""
         return isinstance(refusal.error, OverloadedError) and self._may_sweep()
 
-    def _sweep(self) -> Sequence[PredictRequest]:
+    def _sweep(self) -> Sequence[QueuedPredict]:
         """Remove and return the cancelled and expired requests."""
         self._swept_at = time.monotonic()
         return self._scheduler.predicts.remove(is_dead)
@@ -321,7 +321,7 @@ class Engine:
         with self._changed:
             return self._predicting(self._share_out(self._scheduler.extra_predict_batch))
 
-    def _share_out(self, take: Callable[[int], list[PredictRequest]]) -> list[PredictRequest]:
+    def _share_out(self, take: Callable[[int], list[QueuedPredict]]) -> list[QueuedPredict]:
         """Dequeue the share of one of the idle threads, the caller's, and wake the next one for the rest."""
         others = self._others[: self._settings.concurrent_batches - 1]
         idle = sum(not thread.is_busy for thread in (self._thread, *others))
@@ -334,7 +334,7 @@ class Engine:
             self._beside.notify()
         return batch
 
-    def _is_brief(self, batch: Sequence[PredictRequest]) -> bool:
+    def _is_brief(self, batch: Sequence[QueuedPredict]) -> bool:
         """Whether a batch takes less time than a handover to another thread is worth; False while unknown."""
         return bool(batch) and self._judge.is_brief(batch[0].group, sum(request.examples for request in batch))
 
@@ -384,13 +384,13 @@ class Engine:
         with self._changed:
             return self._predicting(self._scheduler.extra_predict_batch())
 
-    def _predicting(self, batch: Sequence[PredictRequest], fill_seconds: float = 0.0, *, inline: bool = False) -> Job:
+    def _predicting(self, batch: Sequence[QueuedPredict], fill_seconds: float = 0.0, *, inline: bool = False) -> Job:
         self._observer.queue_changed(self._scheduler.predicts.examples)
         if self._settings.overlap_batches and not self._settings.max_batch_delay_seconds:
             return functools.partial(self._runner.launch, batch, fill_seconds)
         return functools.partial(self._runner.predict, batch, fill_seconds, inline=inline)
 
-    def _wait_for_more(self, oldest: PredictRequest) -> None:
+    def _wait_for_more(self, oldest: QueuedPredict) -> None:
         """Delay the oldest request until its batch is full or it has waited long enough."""
         until = oldest.arrived + self._settings.max_batch_delay_seconds
         while not self._closing and (left := until - time.monotonic()) > 0:

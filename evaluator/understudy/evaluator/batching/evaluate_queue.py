@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from understudy.evaluator.batching.request_queue import Admission, EvaluateRequest, Refusal, raise_refusal
+from understudy.evaluator.batching.request_queue import Admission, QueuedEvaluate, Refusal, raise_refusal
 from understudy.evaluator.evaluator_errors import OverloadedError, blame_machine
 from understudy.evaluator.observer import Observer
 
@@ -29,7 +29,7 @@ class EvaluateQueue:
 
     def __init__(
         self,
-        evaluates: deque[EvaluateRequest],
+        evaluates: deque[QueuedEvaluate],
         admission: Admission,
         observer: Observer,
         *,
@@ -67,7 +67,7 @@ class EvaluateQueue:
             DeadlineExceededError: The deadline has passed. With ``prepare``, this is the future's exception.
             DrainingError: The engine is being closed. With ``prepare``, this is the future's exception.
         """
-        request = EvaluateRequest(
+        request = QueuedEvaluate(
             work=work, trial=trial, examples=examples, deadline=deadline, arrived=time.monotonic(), future=Future()
         )
         if prepare is None:
@@ -78,20 +78,20 @@ class EvaluateQueue:
                 self._preparer.submit(self._prepare_and_enqueue, prepare, request)
         return request.future
 
-    def _enqueue(self, request: EvaluateRequest) -> None:
+    def _enqueue(self, request: QueuedEvaluate) -> None:
         with self._changed:
             raise_refusal(self._refusal(request), self._observer)
             self._append(request)
 
-    def _append(self, request: EvaluateRequest) -> None:
+    def _append(self, request: QueuedEvaluate) -> None:
         self._evaluates.append(request)
         self._changed.notify()
 
-    def _refusal(self, request: EvaluateRequest) -> Refusal | None:
+    def _refusal(self, request: QueuedEvaluate) -> Refusal | None:
         waiting = sum(other.examples for other in self._evaluates)
         return self._admission.evaluate(request.examples, request.deadline, waiting=waiting)
 
-    def _prepare_and_enqueue(self, prepare: Callable[[], object], request: EvaluateRequest) -> None:
+    def _prepare_and_enqueue(self, prepare: Callable[[], object], request: QueuedEvaluate) -> None:
         try:
             prepare()
             request.future.add_done_callback(self.notify_room)
@@ -100,7 +100,7 @@ class EvaluateQueue:
             if request.begin():
                 request.fail(blame_machine(error))
 
-    def _enqueue_when_there_is_room(self, request: EvaluateRequest) -> None:
+    def _enqueue_when_there_is_room(self, request: QueuedEvaluate) -> None:
         """Wait until a request fits into the queue, and queue it unless it is cancelled meanwhile."""
         with self._changed:
             while not request.is_cancelled():

@@ -60,7 +60,7 @@ Borrow = Callable[[], BorrowedHandle]
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
-class PredictRequest:
+class QueuedPredict:
     """Examples to predict, and the receiver of the outcome. Times are on the `time.monotonic` clock, in seconds."""
 
     inputs: Arrays
@@ -90,7 +90,7 @@ class PredictRequest:
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
-class EvaluateRequest:
+class QueuedEvaluate:
     """Work for the device. Times are on the `time.monotonic` clock, in seconds.
 
     ``trial`` runs the same model on generated data; None if the work itself does.
@@ -116,7 +116,7 @@ class EvaluateRequest:
         self.future.set_exception(error)
 
 
-Request = PredictRequest | EvaluateRequest
+QueuedRequest = QueuedPredict | QueuedEvaluate
 
 _STRING_BYTES = 33
 """What a string takes besides its characters and the reference to it."""
@@ -132,17 +132,17 @@ def size_of(inputs: Arrays) -> int:
     return size
 
 
-def is_late(request: Request) -> bool:
+def is_late(request: QueuedRequest) -> bool:
     """Whether the request's deadline has passed."""
     return request.deadline is not None and time.monotonic() >= request.deadline
 
 
-def is_dead(request: Request) -> bool:
+def is_dead(request: QueuedRequest) -> bool:
     """Whether the request was cancelled or its deadline has passed."""
     return request.is_cancelled() or is_late(request)
 
 
-def late(request: Request) -> DeadlineExceededError:
+def late(request: QueuedRequest) -> DeadlineExceededError:
     """Return the error of a request whose deadline has passed."""
     waited = time.monotonic() - request.arrived
     return DeadlineExceededError(f"the deadline passed after {waited:.3f} s in the queue, before the work began")
@@ -164,7 +164,7 @@ class PredictQueue:
     """
 
     def __init__(self, max_examples: int, max_bytes: int) -> None:
-        self._groups: OrderedDict[Hashable, deque[PredictRequest]] = OrderedDict()
+        self._groups: OrderedDict[Hashable, deque[QueuedPredict]] = OrderedDict()
         self.max_examples = max_examples
         self.max_bytes = max_bytes
         self.reserve = Reserve(max_examples, max_bytes)
@@ -174,7 +174,7 @@ class PredictQueue:
     def __bool__(self) -> bool:
         return bool(self._groups)
 
-    def __iter__(self) -> Iterator[PredictRequest]:
+    def __iter__(self) -> Iterator[QueuedPredict]:
         return itertools.chain.from_iterable(self._groups.values())
 
     @property
@@ -190,7 +190,7 @@ class PredictQueue:
         waiting, held = self.examples - reserve.examples, self.size - reserve.size
         return waiting > 0 and (waiting + examples > self.max_examples or held + size > self.max_bytes)
 
-    def append(self, request: PredictRequest) -> None:
+    def append(self, request: QueuedPredict) -> None:
         """Append a request to its group."""
         self._groups.setdefault(request.group, deque()).append(request)
         self.examples += request.examples
@@ -198,15 +198,15 @@ class PredictQueue:
         if request.reserved_by is not None:
             self.reserve.add(request.reserved_by, request.examples, request.size)
 
-    def oldest(self) -> PredictRequest:
+    def oldest(self) -> QueuedPredict:
         """Return the request that has waited longest; its group is next."""
         return min((group[0] for group in self._groups.values()), key=lambda request: request.arrived)
 
-    def examples_like(self, request: PredictRequest) -> int:
+    def examples_like(self, request: QueuedPredict) -> int:
         """Return the number of queued examples in the request's group."""
         return sum(other.examples for other in self._groups.get(request.group, ()))
 
-    def take_batch(self, max_batch_size: int) -> list[PredictRequest]:
+    def take_batch(self, max_batch_size: int) -> list[QueuedPredict]:
         """Remove and return the oldest request and the following ones of its group, up to the maximum batch size.
 
         Returns an empty list if the queue is empty.
@@ -223,7 +223,7 @@ class PredictQueue:
             self._discount(request)
         return batch
 
-    def next_batch(self, max_batch_size: int) -> list[PredictRequest]:
+    def next_batch(self, max_batch_size: int) -> list[QueuedPredict]:
         """Return the batch that `take_batch` would remove."""
         if not self._groups:
             return []
@@ -237,7 +237,7 @@ class PredictQueue:
             batch.append(request)
         return batch
 
-    def remove(self, unwanted: Callable[[PredictRequest], bool]) -> list[PredictRequest]:
+    def remove(self, unwanted: Callable[[QueuedPredict], bool]) -> list[QueuedPredict]:
         """Remove and return the requests for which ``unwanted`` is true."""
         everything = list(self)
         self._groups.clear()
@@ -250,7 +250,7 @@ class PredictQueue:
                 self.append(request)
         return removed
 
-    def _discount(self, request: PredictRequest) -> None:
+    def _discount(self, request: QueuedPredict) -> None:
         self.examples -= request.examples
         self.size -= request.size
         if request.reserved_by is not None:
@@ -273,7 +273,7 @@ class BatchScheduler:
     def __init__(self, max_batch_size: int, predicts: PredictQueue) -> None:
         self.max_batch_size = max_batch_size
         self.predicts = predicts
-        self.evaluates: deque[EvaluateRequest] = deque()
+        self.evaluates: deque[QueuedEvaluate] = deque()
         self._predicts_in_a_row = 0
 
     def __bool__(self) -> bool:
@@ -285,12 +285,12 @@ class BatchScheduler:
         starved = self._predicts_in_a_row >= MAX_PREDICTS_BEFORE_EVALUATE
         return bool(self.evaluates) and (starved or not self.predicts)
 
-    def next_predict_batch(self, most_examples: int) -> list[PredictRequest]:
+    def next_predict_batch(self, most_examples: int) -> list[QueuedPredict]:
         """Dequeue the next Predict batch in its turn; see `extra_predict_batch`."""
         self._predicts_in_a_row += 1
         return self.extra_predict_batch(most_examples)
 
-    def extra_predict_batch(self, most_examples: int | None = None) -> list[PredictRequest]:
+    def extra_predict_batch(self, most_examples: int | None = None) -> list[QueuedPredict]:
         """Dequeue a Predict batch out of turn, or nothing if none is queued.
 
         It has at most this many examples, unless its first request alone has more.
@@ -298,18 +298,18 @@ class BatchScheduler:
         most = self.max_batch_size if most_examples is None else min(most_examples, self.max_batch_size)
         return self.predicts.take_batch(most)
 
-    def next_predicts(self) -> list[PredictRequest]:
+    def next_predicts(self) -> list[QueuedPredict]:
         """Return the batch that `extra_predict_batch` would dequeue."""
         return self.predicts.next_batch(self.max_batch_size)
 
-    def next_evaluate(self) -> EvaluateRequest:
+    def next_evaluate(self) -> QueuedEvaluate:
         """Dequeue the next batch of an evaluation."""
         self._predicts_in_a_row = 0
         return self.evaluates.popleft()
 
-    def drain(self) -> list[Request]:
+    def drain(self) -> list[QueuedRequest]:
         """Dequeue everything."""
-        everything: list[Request] = [*self.predicts.remove(lambda _: True), *self.evaluates]
+        everything: list[QueuedRequest] = [*self.predicts.remove(lambda _: True), *self.evaluates]
         self.evaluates.clear()
         return everything
 

@@ -104,7 +104,7 @@ class EvaluationWorker:
     def _run(self) -> None:
         while (info := self._backlog.next()) is not None:
             try:
-                progressed = self._examine(info)
+                progressed = self._evaluate(info)
             except Exception:  # noqa: BLE001 - the thread must survive any error of a checkpoint or a disk
                 _log.exception("evaluation broken off, to be tried again", extra={"step": info.step})
                 self._closing.wait(_PAUSE_SECONDS)
@@ -113,7 +113,7 @@ class EvaluationWorker:
             if progressed:
                 self._on_progress()
 
-    def _examine(self, info: CheckpointInfo) -> bool:
+    def _evaluate(self, info: CheckpointInfo) -> bool:
         """Score a checkpoint on the datasets that may be tried now; return whether anything was recorded."""
         remaining = self._recorder.remaining(info.step, info.digest)
         datasets = [dataset for dataset in remaining if self._failures.admits(_key(info, dataset))]
@@ -139,7 +139,7 @@ class EvaluationWorker:
                 continue
             except EvaluatorError:
                 return None
-        _give_back(acquiring)
+        _cancel_or_release(acquiring)
         return None
 
     def _settle(self, servable: Servable, info: CheckpointInfo, dataset: EvaluationDataset) -> bool:
@@ -188,7 +188,7 @@ def _key(info: CheckpointInfo, dataset: EvaluationDataset) -> tuple[int, str, st
     return (*info.key, dataset.name)
 
 
-def _give_back(acquiring: Future[Handle]) -> None:
+def _cancel_or_release(acquiring: Future[Handle]) -> None:
     """Cancel the request, or release the handle if it was already granted."""
 
     def release(done: Future[Handle]) -> None:

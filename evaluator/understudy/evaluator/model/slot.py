@@ -32,7 +32,7 @@ from understudy.evaluator.model.weights import FrozenState, through_first_device
 from understudy.evaluator.types import Array, ArrayForm, Arrays
 
 _REMEMBERED_FORMS = 1024
-_AT_ONCE = contextlib.nullcontext()
+_UNLOCKED = contextlib.nullcontext()
 
 
 class Slot:
@@ -79,7 +79,7 @@ class Slot:
         self._max_batch_size = max_batch_size
         self._on_trace = on_trace
         self.traces = 0
-        self._turns = threading.RLock()
+        self._state_lock = threading.RLock()
         self._warm: ForwardPass | ReplicaForward | None = None
         self._constants = FrozenPass()
         self._build(model_file)
@@ -158,7 +158,7 @@ class Slot:
             yield
             return
         variables = {id(variable): variable for function in self._pass.functions for variable in function.variables}
-        with self._turns:
+        with self._state_lock:
             values = {key: tf.identity(variable) for key, variable in variables.items()}
             try:
                 yield
@@ -299,7 +299,7 @@ class Slot:
         """
         check_values("input", inputs, self._pass.input_ranges)
         if isinstance(self._pass, ReplicaForward):
-            with self._turn():
+            with self._exclusive():
                 fetch = self._pass.launch(inputs)
             return lambda: _on_host(fetch()[0])
         outputs = self._run(inputs)
@@ -313,15 +313,15 @@ class Slot:
                 return constants(inputs)[0]
             except Exception as error:  # noqa: BLE001 - the variables show whether constants are the cause
                 failure = error
-        with self._turn():
+        with self._exclusive():
             outputs = self._pass(inputs)[0]
         if failure is not None:
             self._constants.drop(failure)
         return outputs
 
-    def _turn(self) -> contextlib.AbstractContextManager[object]:
+    def _exclusive(self) -> contextlib.AbstractContextManager[object]:
         """Let one call at a time change the variables, if calls do."""
-        return self._turns if self._changes_state else _AT_ONCE
+        return self._state_lock if self._changes_state else _UNLOCKED
 
     @property
     def scores_whole(self) -> tuple[str, ...]:

@@ -40,8 +40,8 @@ class Watched(Protocol):
     deadline: float | None
     """When its caller stops waiting, on the same clock; None if never."""
 
-    def ask(self) -> None:
-        """Probe whether the caller is still there; end the call if not."""
+    def poll(self) -> None:
+        """Check whether the caller is still connected; end the call if not."""
 
     def end(self, failure: Failure) -> None:
         """End the call with a status."""
@@ -109,7 +109,7 @@ class DisconnectMonitor:
         if call.deadline is not None and call.deadline <= now:
             call.end(DEADLINE_PASSED)
             return
-        call.ask()
+        call.poll()
         pause = min(max((now - call.started) * _PAUSE_TO_AGE, FIRST_CHECK_SECONDS), LONGEST_PAUSE_SECONDS)
         due = now + pause if call.deadline is None else min(now + pause, call.deadline)
         heapq.heappush(self._due, (due, next(self._numbers), call))
@@ -135,8 +135,8 @@ class WatchedCall(Call):
         self._ending: Failure | None = None
 
     @abstractmethod
-    def ask(self) -> None:
-        """Probe whether the caller is still there; end the call if not."""
+    def poll(self) -> None:
+        """Check whether the caller is still connected; end the call if not."""
 
     def close(self) -> None:
         """See `Call`."""

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from understudy.service.calls.caller import Access, Caller
-from understudy.service.calls.parsing import parse, parse_apart
+from understudy.service.calls.parsing import parse, parse_zero_copy
 from understudy.service.calls.status import UnsupportedError
 from understudy.service.calls.trace import CallTrace
 
@@ -70,7 +70,7 @@ class CallContext:
         caller: Who calls; None if the service has no file of callers, or the method is open to all.
         deadline: When the caller stops waiting, on `time.monotonic`'s clock in seconds; None if never.
         method: The path of the method, such as ``/package.Service/Method``; empty outside of a server.
-        progress: What hears how many examples are scored, and of how many, on any thread; None if nothing does.
+        progress: Called on any thread with how many examples are scored, and of how many; None if nothing is.
         trace: Records the call; None if it is not traced.
     """
 
@@ -165,13 +165,13 @@ class MessageCodec:
         return response.SerializeToString()
 
 
-class ApartCodec(MessageCodec):
-    """The codec of a method whose handler takes large messages as `Apart`."""
+class ZeroCopyCodec(MessageCodec):
+    """The codec of a method whose handler takes a large message as a `ZeroCopyMessage`."""
 
     def decode(self, data: bytes, begin: int = 0) -> Any:
         """See `Codec`."""
-        apart = parse_apart(self._request_type, data, begin)
-        return apart if apart.contents else apart.message
+        parsed = parse_zero_copy(self._request_type, data, begin)
+        return parsed if parsed.contents else parsed.message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,10 +79,10 @@ _CONTENTS: Final = frozenset(
         "tensorflow.TensorProto.tensor_content",
     }
 )
-"""The fields of bytes that `parse_apart` leaves out."""
+"""The fields of bytes that `parse_zero_copy` leaves out."""
 
 
-class Apart(NamedTuple):
+class ZeroCopyMessage(NamedTuple):
     """A message whose large contents were not copied.
 
     Attributes:
@@ -94,17 +94,17 @@ class Apart(NamedTuple):
     contents: Mapping[bytes, memoryview]
 
 
-def parse_apart(message_type: Any, data: bytes, begin: int = 0) -> Apart:
+def parse_zero_copy(message_type: Any, data: bytes, begin: int = 0) -> ZeroCopyMessage:
     """Return the message in ``data[begin:]``; see `parse`. Large contents of tensors are views of the data."""
     if len(data) - begin <= LARGE_BYTES:
-        return Apart(parse(message_type, data, begin), {})
+        return ZeroCopyMessage(parse(message_type, data, begin), {})
     try:
         check_parts(message_type.DESCRIPTOR, data, begin)
         cutter = _Cutter(data)
         pieces = cutter.cut(message_type.DESCRIPTOR, begin, len(data))
     except MalformedError as error:
         raise DecodeError(str(error)) from None
-    return Apart(message_type.FromString(b"".join(pieces)), cutter.contents)
+    return ZeroCopyMessage(message_type.FromString(b"".join(pieces)), cutter.contents)
 
 
 class _Cutter:

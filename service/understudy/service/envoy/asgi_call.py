@@ -123,11 +123,11 @@ class AsgiCall(WatchedCall):
 
     async def first_chunk(self) -> bytes:
         """Return the first chunk, for a task that is never cancelled; raise CallerGoneError if the sender has gone."""
-        return self._chunk_of(await self._ask())
+        return self._chunk_of(await self._next_message())
 
     async def next_chunk(self) -> bytes | None:
         """Return the next chunk, or None at the end; raise CallerGoneError if the sender has gone."""
-        return None if self.body_ended else self._chunk_of(await asyncio.shield(self._ask()))
+        return None if self.body_ended else self._chunk_of(await asyncio.shield(self._next_message()))
 
     async def chunk_or_cancelled(self) -> bytes | None:
         """Return the next chunk, or None at the end; if the caller has gone, wait to be cancelled."""
@@ -138,12 +138,12 @@ class AsgiCall(WatchedCall):
             await asyncio.Event().wait()
             raise
 
-    def ask(self) -> None:
+    def poll(self) -> None:
         """See `WatchedCall`. Does nothing while a receive is pending, which probes as well."""
         if self._awaited is None:
-            self._ask().add_done_callback(self._look_at)
+            self._next_message().add_done_callback(self._on_message)
 
-    def _ask(self) -> asyncio.Future[Mapping[str, Any]]:
+    def _next_message(self) -> asyncio.Future[Mapping[str, Any]]:
         if self._awaited is None:
             self._awaited = asyncio.ensure_future(self._receive())
         return self._awaited
@@ -156,12 +156,12 @@ class AsgiCall(WatchedCall):
         chunk: bytes = message.get("body", b"")
         return chunk
 
-    def _look_at(self, asked: asyncio.Future[Mapping[str, Any]]) -> None:
-        if asked.cancelled():
+    def _on_message(self, received: asyncio.Future[Mapping[str, Any]]) -> None:
+        if received.cancelled():
             return
-        if asked.result()["type"] == "http.disconnect":
+        if received.result()["type"] == "http.disconnect":
             self.end(caller_gone(self.deadline))
-        elif self.body_ended and self._awaited is asked:
+        elif self.body_ended and self._awaited is received:
             self._awaited = None  # after the end, ASGI returns empty messages
 
 

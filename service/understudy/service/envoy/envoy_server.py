@@ -93,7 +93,7 @@ class Host:
             raise RuntimeError("the event loop has not been started")
         return asyncio.run_coroutine_threadsafe(main, self._loop).result()
 
-    def hear_signals(self, on_signal: Callable[[signal.Signals], None]) -> None:
+    def handle_signals(self, on_signal: Callable[[signal.Signals], None]) -> None:
         """Call back on the event loop on the first SIGTERM or SIGINT; the second ends the process at once."""
         loop = asyncio.get_running_loop()
 
@@ -216,7 +216,7 @@ def run(settings: ServeSettings, main: Main[_T]) -> _T:
     make = partial(
         EnvoyServer, host=host, max_message_bytes=settings.max_message_bytes, max_body_bytes=settings.max_body_bytes
     )
-    return host.run(main(make, host.hear_signals))
+    return host.run(main(make, host.handle_signals))
 
 
 class EnvoyServer:

@@ -35,7 +35,7 @@ _LONGEST_REASON: Final = 1000
 
 
 class FleetHandler:
-    """Tells servers what to serve, and keeps what they report. Belongs to the event loop's thread.
+    """Sends servers what to serve, and keeps what they report. Belongs to the event loop's thread.
 
     Args:
         model: The served model, whose evaluator decides.
@@ -61,10 +61,10 @@ class FleetHandler:
         self._reads = asyncio.Semaphore(MAX_READS)
         self._changed = Notifier()
         self._decisions: deque[ServingDecision] = deque(maxlen=_KEPT_DECISIONS)
-        self._evaluator.on_decision(self._hear)
+        self._evaluator.on_decision(self._on_decision)
         self._evaluator.use_fleet(fleet.followers)
         if (present := self._evaluator.decision) is not None and present.evaluator_id:
-            self._take(present)
+            self._add_decision(present)
 
     def stop(self) -> None:
         """Wake the streams, which end if the service drains."""
@@ -194,12 +194,12 @@ class FleetHandler:
     async def _blocking(self, work: Any) -> Any:
         return await self._loop.run_in_executor(self._executor, work)
 
-    def _hear(self, decision: ServingDecision) -> None:
-        """Take a decision on a thread of the evaluator."""
+    def _on_decision(self, decision: ServingDecision) -> None:
+        """Receive a decision on a thread of the evaluator."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._take, decision)
+            self._loop.call_soon_threadsafe(self._add_decision, decision)
 
-    def _take(self, decision: ServingDecision) -> None:
+    def _add_decision(self, decision: ServingDecision) -> None:
         if self._decisions and decision.sequence <= self._decisions[-1].sequence:
             return
         self._decisions.append(decision)

@@ -39,7 +39,7 @@ from understudy.service.front_end import (
     KEEPALIVE_TIMEOUT_SECONDS,
     MAX_STREAMS,
     Main,
-    hear_signals,
+    handle_signals,
     reserve,
 )
 from understudy.service.listening_settings import ConnectionLimits
@@ -62,7 +62,7 @@ def run(settings: ServeSettings, main: Main[_T]) -> _T:
     """Run the service with this front end; see `understudy.service.front_end.RunFrontEnd`."""
     import uvloop  # each event of gRPC's core takes a loop iteration, so a faster loop matters
 
-    return uvloop.run(main(partial(server_of, settings), hear_signals))
+    return uvloop.run(main(partial(server_of, settings), handle_signals))
 
 
 def server_of(settings: ServeSettings, certificates: ServerCertificates | None = None) -> GrpcServer:

@@ -18,7 +18,7 @@ from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputEr
 from understudy.evaluator.types import Batch, Signature
 from understudy.service.calls.caller import Caller
 from understudy.service.calls.methods import CallContext
-from understudy.service.calls.parsing import Apart
+from understudy.service.calls.parsing import ZeroCopyMessage
 from understudy.service.handlers import messages
 from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits
 from understudy.service.served_model import ServedModel, abandon, begun
@@ -213,7 +213,7 @@ class StreamedBatches:
         self._incoming = incoming
         self._loop = loop
         self._lock = threading.Lock()
-        self._asking: Future[Apart | None] | None = None
+        self._reading: Future[ZeroCopyMessage | None] | None = None
         self._closed = False
         self._spool: Spool | None = None
 
@@ -226,7 +226,7 @@ class StreamedBatches:
         """See `ReplayableBatches`."""
         del signature
         self._spool = self._spools.open(self._caller) if keep else None
-        while (request := self._ask()) is not None:
+        while (request := self._next_batch()) is not None:
             if self._spool is not None:
                 self._spool.write(request.message)
             yield messages.batch(request.message)
@@ -249,16 +249,16 @@ class StreamedBatches:
         """Yield no more batches, as the call is over. On the event loop's thread."""
         with self._lock:
             self._closed = True
-            if self._asking is not None:
-                self._asking.cancel()
+            if self._reading is not None:
+                self._reading.cancel()
 
-    def _ask(self) -> Apart | None:
+    def _next_batch(self) -> ZeroCopyMessage | None:
         with self._lock:
             self._check_open()
-            asking = asyncio.run_coroutine_threadsafe(self._incoming.next_batch(), self._loop)
-            self._asking = asking
+            reading = asyncio.run_coroutine_threadsafe(self._incoming.next_batch(), self._loop)
+            self._reading = reading
         try:
-            return asking.result()
+            return reading.result()
         except FutureCancelledError:
             raise CancelledError("the caller went away") from None
 

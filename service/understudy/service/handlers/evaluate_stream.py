@@ -15,7 +15,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedE
 from understudy.evaluator.types import Batch, EvaluationResult
 from understudy.service.calls.caller import Caller, Limits
 from understudy.service.calls.methods import CallContext
-from understudy.service.calls.parsing import Apart
+from understudy.service.calls.parsing import ZeroCopyMessage
 from understudy.service.handlers import messages
 from understudy.service.served_model import ServedModel, abandon
 from understudy.v1 import evaluation_pb2
@@ -31,48 +31,48 @@ _RETRY_SECONDS = 1.0
 Request = TypeVar("Request", evaluation_pb2.EvaluateRequest, evaluation_pb2.CompareRequest)
 
 
-class Places:
-    """A limited number of places, each for one call. Belongs to the event loop's thread.
+class ConcurrencyLimit:
+    """Limits how many calls run at the same time, in all and of one caller. Belongs to the event loop's thread.
 
     Args:
-        count: The number of places.
+        count: The most calls at once.
         what: The name of the calls in errors.
-        limit_of: Returns how many of them one caller may take.
+        limit_of: Returns the most at once of one caller.
     """
 
     def __init__(self, count: int, what: str, limit_of: Callable[[Limits], int]) -> None:
         self._count = count
         self._what = what
         self._limit_of = limit_of
-        self._taken = 0
-        self._taken_by: Counter[str] = Counter()
+        self._open = 0
+        self._open_by: Counter[str] = Counter()
 
     @contextmanager
-    def taken(self, caller: Caller | None) -> Iterator[None]:
-        """Hold a place while the block runs, for a caller if it is known.
+    def acquired(self, caller: Caller | None) -> Iterator[None]:
+        """Count a call while the block runs, also for its caller if it is known.
 
         Raises:
-            OverloadedError: All places are taken, or all that the caller may take.
+            OverloadedError: As many calls as allowed are open, in all or of this caller.
         """
-        if caller is not None and self._taken_by[caller.name] >= self._limit_of(caller.limits):
+        if caller is not None and self._open_by[caller.name] >= self._limit_of(caller.limits):
             raise OverloadedError(
-                f"{caller.name} has {self._taken_by[caller.name]} {self._what} open, which is its limit; try again "
+                f"{caller.name} has {self._open_by[caller.name]} {self._what} open, which is its limit; try again "
                 "when one has ended",
                 retry_after_seconds=_RETRY_SECONDS,
             )
-        if self._taken >= self._count:
+        if self._open >= self._count:
             raise OverloadedError(
-                f"{self._taken} {self._what} are open, which is the limit; try again when one has ended",
+                f"{self._open} {self._what} are open, which is the limit; try again when one has ended",
                 retry_after_seconds=_RETRY_SECONDS,
             )
-        taken_by = Counter() if caller is None else Counter([caller.name])
-        self._taken += 1
-        self._taken_by += taken_by
+        open_by = Counter() if caller is None else Counter([caller.name])
+        self._open += 1
+        self._open_by += open_by
         try:
             yield
         finally:
-            self._taken -= 1
-            self._taken_by -= taken_by  # drops callers without a place
+            self._open -= 1
+            self._open_by -= open_by  # drops callers without a call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +87,16 @@ class BatchStream(Generic[Request]):
     """The messages of one stream, with time limits. Read by one task at a time.
 
     Args:
-        requests: Options or batches, in the ``oneof`` called ``message``; large ones may be parsed apart.
+        requests: Options or batches, in the ``oneof`` called ``message``; large ones are each a `ZeroCopyMessage`.
         limits: The limits of the stream.
     """
 
-    def __init__(self, requests: AsyncIterator[Request | Apart], limits: StreamLimits) -> None:
-        self._requests: AsyncIterator[Request | Apart] = requests
+    def __init__(self, requests: AsyncIterator[Request | ZeroCopyMessage], limits: StreamLimits) -> None:
+        self._requests: AsyncIterator[Request | ZeroCopyMessage] = requests
         self._idle_seconds = limits.idle_seconds
         self._total_seconds = limits.total_seconds
         self._ends = time.monotonic() + limits.total_seconds
-        self._first_batch: Apart | None = None
+        self._first_batch: ZeroCopyMessage | None = None
 
     async def first(self) -> Request | None:
         """Return the first message if it is options, else None. Call it first and only once.
@@ -114,12 +114,12 @@ class BatchStream(Generic[Request]):
         self._first_batch = _batch_of(request)
         return None
 
-    async def batches(self) -> AsyncIterator[Apart]:
+    async def batches(self) -> AsyncIterator[ZeroCopyMessage]:
         """Yield the batches; see `next_batch`."""
         while (batch := await self.next_batch()) is not None:
             yield batch
 
-    async def next_batch(self) -> Apart | None:
+    async def next_batch(self) -> ZeroCopyMessage | None:
         """Return the message of the next batch, or None at the end.
 
         Raises:
@@ -132,7 +132,7 @@ class BatchStream(Generic[Request]):
         request = await self._next()
         return None if request is None else _batch_of(request)
 
-    async def _next(self) -> Apart | None:
+    async def _next(self) -> ZeroCopyMessage | None:
         left = self._ends - time.monotonic()
         try:
             async with asyncio.timeout(min(self._idle_seconds, left)):
@@ -147,15 +147,15 @@ class BatchStream(Generic[Request]):
                 f"the stream was idle for {self._idle_seconds:g} s while it held a slot; start again, and send "
                 "batches without such pauses"
             ) from None
-        return request if request is None or isinstance(request, Apart) else Apart(request, {})
+        return request if request is None or isinstance(request, ZeroCopyMessage) else ZeroCopyMessage(request, {})
 
 
-def _batch_of(request: Apart) -> Apart:
+def _batch_of(request: ZeroCopyMessage) -> ZeroCopyMessage:
     kind = request.message.WhichOneof("message")
     if kind != "batch":
         came = "got options after the first message" if kind == "options" else "got an empty message"
         raise InvalidInputError(f"{came}; send options first or not at all, then batches")
-    return Apart(request.message.batch, request.contents)
+    return ZeroCopyMessage(request.message.batch, request.contents)
 
 
 Incoming = BatchStream[evaluation_pb2.EvaluateRequest]
@@ -163,7 +163,7 @@ Incoming = BatchStream[evaluation_pb2.EvaluateRequest]
 
 async def score_stream(
     model: ServedModel,
-    requests: AsyncIterator[evaluation_pb2.EvaluateRequest | Apart],
+    requests: AsyncIterator[evaluation_pb2.EvaluateRequest | ZeroCopyMessage],
     call: CallContext,
     *,
     executor: Executor,

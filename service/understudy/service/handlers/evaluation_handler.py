@@ -1,39 +1,28 @@
-"""The RPCs of EvaluationService, and the page tokens of its lists: opaque to the caller, validated on return."""
+"""The RPCs of EvaluationService."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import struct
 import time
-import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from functools import partial
 
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError, OverloadedError
 from understudy.evaluator.types import EvaluationRecord
 from understudy.service.calls.methods import CallContext
-from understudy.service.calls.parsing import Apart
+from understudy.service.calls.parsing import ZeroCopyMessage
 from understudy.service.handlers import messages
 from understudy.service.handlers.compare_stream import Spools, compare_stream
-from understudy.service.handlers.evaluate_stream import Places, StreamLimits, score_stream
+from understudy.service.handlers.evaluate_stream import ConcurrencyLimit, StreamLimits, score_stream
+from understudy.service.handlers.paging import DEFAULT_PAGE_SIZE, decode_token, encode_token, fitting, page_size
 from understudy.service.readiness import Notifier, Readiness, ReadinessState
 from understudy.service.served_model import ServedModel, abandon, begun
 from understudy.v1 import evaluation_pb2
 
-DEFAULT_PAGE_SIZE = 100
-LARGEST_PAGE_SIZE = 1000
-LARGEST_SEQUENCE = 2**63 - 1
-"""The largest sequence that the ledger can hold."""
-
-_TOKEN = struct.Struct(">QL")
-
 WATCH_PAGE_SIZE = 256
 WATCH_POLL_SECONDS = 5.0
 """How often to poll the ledger without a notification."""
-
 
 MAX_EVALUATIONS = 64
 """The limit of concurrent Evaluate streams. Each holds a handle, and two batches at most."""
@@ -75,15 +64,19 @@ class EvaluationHandler:
         self._limits = limits
         self._spools = spools
         self._records = records
-        self._evaluations = Places(MAX_EVALUATIONS, "Evaluate streams", lambda limits: limits.max_evaluate_streams)
+        self._evaluations = ConcurrencyLimit(
+            MAX_EVALUATIONS, "Evaluate streams", lambda limits: limits.max_evaluate_streams
+        )
         self._reading_examples = 0
-        self._comparisons = Places(MAX_COMPARISONS, "Compare streams", lambda limits: limits.max_compare_streams)
+        self._comparisons = ConcurrencyLimit(
+            MAX_COMPARISONS, "Compare streams", lambda limits: limits.max_compare_streams
+        )
 
     async def evaluate(
-        self, requests: AsyncIterator[evaluation_pb2.EvaluateRequest | Apart], call: CallContext
+        self, requests: AsyncIterator[evaluation_pb2.EvaluateRequest | ZeroCopyMessage], call: CallContext
     ) -> evaluation_pb2.EvaluateResponse:
         """Score one version on the batches of a stream."""
-        with self._evaluations.taken(call.caller):
+        with self._evaluations.acquired(call.caller):
             result = await score_stream(self._model, requests, call, executor=self._executor, limits=self._limits)
         return evaluation_pb2.EvaluateResponse(score=messages.score(result))
 
@@ -91,7 +84,7 @@ class EvaluationHandler:
         self, requests: AsyncIterator[evaluation_pb2.CompareRequest], call: CallContext
     ) -> evaluation_pb2.CompareResponse:
         """Score versions on the same batches and compare each with the first."""
-        with self._comparisons.taken(call.caller):
+        with self._comparisons.acquired(call.caller):
             comparison = await compare_stream(
                 self._model, requests, call, executor=self._executor, limits=self._limits, spools=self._spools
             )
@@ -181,7 +174,7 @@ class EvaluationHandler:
     ) -> evaluation_pb2.GetExamplesResponse:
         """Return the hardest or the changed examples of a dataset."""
         self._model.check_optional_name(request.model_name)
-        wanted = _Wanted(call.deadline)
+        cancellation = _CancellationToken(call.deadline)
         read = partial(
             self._evaluator.examples,
             messages.example_kind(request.kind),
@@ -189,7 +182,7 @@ class EvaluationHandler:
             version=messages.version(request.version),
             baseline=messages.version(request.baseline),
             limit=request.max_examples if request.HasField("max_examples") else DEFAULT_PAGE_SIZE,
-            is_wanted=wanted,
+            is_wanted=cancellation.is_wanted,
         )
         if self._reading_examples >= MAX_READING_EXAMPLES:
             raise OverloadedError(f"{MAX_READING_EXAMPLES} calls read examples, which is the limit; try again later")
@@ -198,7 +191,7 @@ class EvaluationHandler:
             found = await asyncio.get_running_loop().run_in_executor(self._executor, read)
         finally:
             self._reading_examples -= 1
-            wanted.stop()
+            cancellation.cancel()
         return messages.example_list(found)
 
     async def _page(self, **arguments: object) -> list[EvaluationRecord]:
@@ -206,18 +199,18 @@ class EvaluationHandler:
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 
 
-class _Wanted:
-    """Whether the answer of a call is wanted: until `stop` is called or the deadline passes. Thread-safe."""
+class _CancellationToken:
+    """Cancels the work of a call when the call or its deadline has ended. Thread-safe."""
 
     def __init__(self, deadline: float | None) -> None:
         self._deadline = deadline
-        self._stopped = False
+        self._cancelled = False
 
-    def __call__(self) -> bool:
-        return not self._stopped and (self._deadline is None or time.monotonic() < self._deadline)
+    def is_wanted(self) -> bool:
+        return not self._cancelled and (self._deadline is None or time.monotonic() < self._deadline)
 
-    def stop(self) -> None:
-        self._stopped = True
+    def cancel(self) -> None:
+        self._cancelled = True
 
 
 class _Progress:
@@ -260,64 +253,3 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
-
-
-def page_size(asked: int | None) -> int:
-    """Return the number of entries of a page: the default for None, and at most the largest size.
-
-    Raises:
-        InvalidInputError: The size is less than 1.
-    """
-    if asked is None:
-        return DEFAULT_PAGE_SIZE
-    if asked < 1:
-        raise InvalidInputError(
-            f"page_size is {asked}; give 1 to {LARGEST_PAGE_SIZE}, or leave it out for {DEFAULT_PAGE_SIZE}"
-        )
-    return min(asked, LARGEST_PAGE_SIZE)
-
-
-PAGE_BYTES = 4 * 2**20
-"""The size of a page, about: a record of a thousand slices takes hundreds of kilobytes."""
-
-
-def fitting(records: Iterable[evaluation_pb2.EvaluationRecord]) -> list[evaluation_pb2.EvaluationRecord]:
-    """Return the first records that fit on a page, at least one."""
-    page: list[evaluation_pb2.EvaluationRecord] = []
-    size = 0
-    for record in records:
-        size += record.ByteSize()
-        if page and size > PAGE_BYTES:
-            break
-        page.append(record)
-    return page
-
-
-def encode_token(after_sequence: int, filters: bytes) -> str:
-    """Return a token for the page after a sequence, valid for these filters only."""
-    return base64.urlsafe_b64encode(_TOKEN.pack(after_sequence, zlib.crc32(filters))).decode()
-
-
-def decode_token(token: str, filters: bytes) -> int:
-    """Return the sequence after which the page begins; 0 for an empty token.
-
-    Raises:
-        InvalidInputError: The token is not from this server, or belongs to other filters.
-    """
-    if not token:
-        return 0
-    try:
-        after_sequence, checksum = _TOKEN.unpack(base64.b64decode(token, altchars=b"-_", validate=True))
-    except (binascii.Error, ValueError, struct.error) as error:
-        raise _foreign(token) from error
-    if after_sequence > LARGEST_SEQUENCE:
-        raise _foreign(token)
-    if checksum != zlib.crc32(filters):
-        raise InvalidInputError("page_token belongs to other filters; keep the filters of the first page")
-    return int(after_sequence)
-
-
-def _foreign(token: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"page_token {token!r} is not from this server; give the next_page_token of the previous page, or nothing"
-    )

@@ -12,7 +12,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls.methods import Encoded
-from understudy.service.calls.parsing import joined, nested, parse_apart
+from understudy.service.calls.parsing import joined, nested, parse_zero_copy
 from understudy.service.calls.status import Failure
 from understudy.service.handlers.inference import (
     BYTES,
@@ -107,7 +107,7 @@ class InferMessage:
 
     Attributes:
         message: The message.
-        contents: See `Apart`.
+        contents: See `ZeroCopyMessage`.
     """
 
     __slots__ = ("contents", "message")
@@ -173,7 +173,7 @@ class InferCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> InferMessage:
         """See `understudy.service.calls.methods.Codec`."""
-        return InferMessage(*parse_apart(inference_pb2.ModelInferRequest, data, begin))
+        return InferMessage(*parse_zero_copy(inference_pb2.ModelInferRequest, data, begin))
 
     def encode(self, response: InferResponse) -> Encoded:
         """See `understudy.service.calls.methods.Codec`."""
@@ -187,7 +187,7 @@ class InferStreamCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> InferMessage:
         """See `understudy.service.calls.methods.Codec`."""
-        return InferMessage(*parse_apart(inference_pb2.ModelInferRequest, data, begin))
+        return InferMessage(*parse_zero_copy(inference_pb2.ModelInferRequest, data, begin))
 
     def encode(self, response: InferResponse | InferFailure) -> Encoded:
         """See `understudy.service.calls.methods.Codec`."""

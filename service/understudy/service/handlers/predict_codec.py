@@ -8,7 +8,7 @@ import numpy as np
 
 from understudy.evaluator.types import Array, Arrays, Prediction, Version
 from understudy.service.calls.methods import Encoded
-from understudy.service.calls.parsing import LARGE_BYTES, joined, nested, parse_apart
+from understudy.service.calls.parsing import LARGE_BYTES, joined, nested, parse_zero_copy
 from understudy.service.calls.status import Failure, status_message
 from understudy.service.handlers import messages
 from understudy.service.handlers.inference import MAX_ELEMENTS_AT_ONCE
@@ -37,7 +37,7 @@ class PredictMessage:
 
     Attributes:
         message: The message.
-        contents: See `Apart`.
+        contents: See `ZeroCopyMessage`.
     """
 
     __slots__ = ("contents", "message")
@@ -61,7 +61,7 @@ class PredictCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> PredictMessage:
         """See `understudy.service.calls.methods.Codec`."""
-        return PredictMessage(*parse_apart(prediction_pb2.PredictRequest, data, begin))
+        return PredictMessage(*parse_zero_copy(prediction_pb2.PredictRequest, data, begin))
 
     def encode(self, response: Prediction) -> Encoded:
         """See `understudy.service.calls.methods.Codec`."""
@@ -75,7 +75,7 @@ class PredictStreamCodec:
 
     def decode(self, data: bytes, begin: int = 0) -> PredictMessage:
         """See `understudy.service.calls.methods.Codec`."""
-        message, contents = parse_apart(prediction_pb2.PredictStreamRequest, data, begin)
+        message, contents = parse_zero_copy(prediction_pb2.PredictStreamRequest, data, begin)
         return PredictMessage(message.request, contents)
 
     def encode(self, response: Prediction | Failure) -> Encoded:

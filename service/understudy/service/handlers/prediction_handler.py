@@ -74,7 +74,7 @@ class Predictor:
         """
         if self._sink is None:
             self._sink = EventLoopSink(asyncio.get_running_loop())
-        inputs = _without_surroundings(inputs)
+        inputs = _copied_if_small(inputs)
         future = self._sink.new_future() if call.trace is None else call.trace.new_future(self._sink.loop)
         self._evaluator.predict_for(
             future,
@@ -108,8 +108,8 @@ class Predictor:
 _BRIEF_BYTES: Final = 1 << 16
 
 
-def _without_surroundings(inputs: Arrays) -> Arrays:
-    """Return inputs, copied if they are small parts of a large message, which would wait with them."""
+def _copied_if_small(inputs: Arrays) -> Arrays:
+    """Return inputs; copies of them if they are small views of a large message, which would wait with them."""
     kept = sum({id(owner): size for owner, size in map(owner_of, inputs.values())}.values())
     if kept <= _BRIEF_BYTES or kept <= 2 * sum(array.nbytes for array in inputs.values()):
         return inputs

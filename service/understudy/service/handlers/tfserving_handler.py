@@ -21,8 +21,8 @@ from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError, available_steps
 from understudy.evaluator.types import Array, ArrayForm, Prediction, TensorSpec, Version, VersionStatus
-from understudy.service.calls.methods import ApartCodec, CallContext, Encoded
-from understudy.service.calls.parsing import Apart, joined, nested
+from understudy.service.calls.methods import CallContext, Encoded, ZeroCopyCodec
+from understudy.service.calls.parsing import ZeroCopyMessage, joined, nested
 from understudy.service.calls.status import Code
 from understudy.service.handlers.inference import MAX_ELEMENTS_AT_ONCE, check_kept, elements_in
 from understudy.service.handlers.predict_codec import bytes_in, is_large
@@ -63,7 +63,7 @@ class PredictedOutputs(NamedTuple):
     prediction: Prediction
 
 
-class TfPredictCodec(ApartCodec):
+class TfPredictCodec(ZeroCopyCodec):
     """The codec of Predict."""
 
     def __init__(self) -> None:
@@ -113,36 +113,38 @@ class TfServingHandler:
         self._max_tensor_bytes = max_tensor_bytes
         self._executor = executor
 
-    async def predict(self, asked: predict_pb2.PredictRequest | Apart, call: CallContext) -> PredictedOutputs:
+    async def predict(
+        self, received: predict_pb2.PredictRequest | ZeroCopyMessage, call: CallContext
+    ) -> PredictedOutputs:
         """Predict one batch; cancel it if the caller disconnects before it reaches a device."""
-        apart = asked if isinstance(asked, Apart) else Apart(asked, {})
-        request: predict_pb2.PredictRequest = apart.message
+        parsed = received if isinstance(received, ZeroCopyMessage) else ZeroCopyMessage(received, {})
+        request: predict_pb2.PredictRequest = parsed.message
         version = self._version_of(request.model_spec)
         _check_signature(request.model_spec)
-        inputs = await self._inputs_of(apart, version)
+        inputs = await self._inputs_of(parsed, version)
         names = tuple(request.output_filter)
         check_kept("", names)
         begun = self._predictor.begin(inputs, call, version=version, deadline=call.deadline)
-        del asked, apart, request, inputs  # the message does not wait with the call
+        del received, parsed, request, inputs  # the message does not wait with the call
         prediction = await begun
         outputs = wanted_outputs(prediction, names)
         spec = self._spec(prediction.step, signature_name=SIGNATURE_NAME)
         return PredictedOutputs(spec, prediction._replace(outputs=outputs))
 
-    async def _inputs_of(self, apart: Apart, version: Version) -> dict[str, Array]:
+    async def _inputs_of(self, parsed: ZeroCopyMessage, version: Version) -> dict[str, Array]:
         """Check that the inputs fit the model, then decode them, on another thread if they are large."""
-        sent = apart.message.inputs
+        sent = parsed.message.inputs
         forms = {name: form_of(sent[name], name=f"input {name!r}") for name in sent}
         self._model.evaluator.check_forms(forms, version=version)
         size = sum(map(size_of, forms.values()))
         if size > self._max_tensor_bytes:
             raise InvalidInputError(f"the inputs have {size} bytes; at most {self._max_tensor_bytes} are taken at once")
         if elements_in(forms) <= MAX_ELEMENTS_AT_ONCE:
-            return self._decoded(apart)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._decoded, apart)
+            return self._decoded(parsed)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._decoded, parsed)
 
-    def _decoded(self, apart: Apart) -> dict[str, Array]:
-        sent, contents = apart.message.inputs, apart.contents
+    def _decoded(self, parsed: ZeroCopyMessage) -> dict[str, Array]:
+        sent, contents = parsed.message.inputs, parsed.contents
         return {
             name: decode_tensor(sent[name], max_bytes=self._max_tensor_bytes, name=f"input {name!r}", contents=contents)
             for name in sorted(sent)

@@ -178,11 +178,11 @@ class RestCall(WatchedCall):
             self._probe.cancel()
         super().close()
 
-    def ask(self) -> None:
+    def poll(self) -> None:
         """See `WatchedCall`. Does nothing before the end of the body, whose reader learns of a disconnect itself."""
         if self._body_ended and self._probe is None:
             self._probe = asyncio.ensure_future(self.request.receive())
-            self._probe.add_done_callback(self._look_at)
+            self._probe.add_done_callback(self._on_message)
 
     async def fail(self, failure: Failure) -> None:
         """Keep the failure for `failure_response`."""
@@ -267,7 +267,7 @@ class RestCall(WatchedCall):
             ) from None
         return body
 
-    def _look_at(self, probe: asyncio.Future[Mapping[str, Any]]) -> None:
+    def _on_message(self, probe: asyncio.Future[Mapping[str, Any]]) -> None:
         self._probe = None
         if not probe.cancelled() and probe.result()["type"] == "http.disconnect":
             self.end(caller_gone(self.deadline))
