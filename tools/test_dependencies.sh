@@ -38,6 +38,10 @@ tests=("$@")
   tests/cli/test_client_commands.py
   tests/cli/test_serve.py
   tests/clients/test_client.py
+  tests/clients/test_retries.py
+  tests/clients/test_predict_many.py
+  tests/clients/test_evaluating.py
+  tests/clients/test_watching.py
   tests/clients/test_async_client.py
   tests/clients/test_channels.py
   tests/integration/test_calls.py

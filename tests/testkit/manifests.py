@@ -140,3 +140,54 @@ def _variable(variable: Document, labels: Mapping[str, str]) -> tuple[str, str]:
     field = _FIELD.fullmatch(variable["valueFrom"]["fieldRef"]["fieldPath"])
     assert field is not None, variable
     return variable["name"], labels[field[1]]
+
+
+EVERYTHING: dict[str, Any] = {
+    "evaluator": {"env": {"UNDERSTUDY_VERSION_POLICY": "best"}, "args": ["--monitor", "loss"]},
+    "fleet": {"enabled": True, "minReplicas": 2, "resources": {"limits": {"memory": "2Gi"}, "requests": {"cpu": "1"}}},
+    "canary": {"enabled": True, "step": 20000, "weight": 25},
+    "gateway": {"name": "gateway", "hostnames": ["understudy.example.com"]},
+    "tls": {"secret": "understudy-tls"},
+    "callers": {"secret": "understudy-callers"},
+    "monitoring": {"enabled": True, "tokenSecret": "understudy-observer"},
+    "networkPolicy": {"enabled": True},
+    "run": {"claim": "runs"},
+}
+NETWORK: dict[str, Any] = {
+    "fleet": {"enabled": True, "network": True, "followSecret": "understudy-follow"},
+    "canary": {"enabled": True, "step": 20000},
+    "tls": {"secret": "understudy-tls"},
+    "callers": {"secret": "understudy-callers"},
+}
+JOB: dict[str, Any] = {
+    "evaluator": {"enabled": False},
+    "job": {"enabled": True, "name": "flowers", "workers": 4, "env": {"UNDERSTUDY_SEED": 7}},
+    "fleet": {"enabled": True},
+}
+CLUSTER: dict[str, Any] = {
+    "cluster": {"enabled": True, "workers": 3},
+    "networkPolicy": {"enabled": True},
+    "run": {"claim": "runs"},
+}
+CHARTS = {
+    "chart": {},
+    "chart-everything": EVERYTHING,
+    "chart-network": NETWORK,
+    "chart-job": JOB,
+    "chart-cluster": CLUSTER,
+}
+RENDERED = [*OVERLAYS, *CHARTS]
+
+
+def documents_of(name: str) -> list[Document]:
+    return chart(CHARTS[name]) if name in CHARTS else overlay(name)
+
+
+def pods_of(name: str) -> list[Pod]:
+    return [*pods(documents_of(name))]
+
+
+def given_labels(pod: Pod) -> dict[str, str]:
+    """Return the labels that JobSet's controller gives the pod."""
+    prefix = "jobset.sigs.k8s.io"
+    return {f"{prefix}/jobset-name": pod.owner["metadata"]["name"], f"{prefix}/replicatedjob-name": pod.role}
