@@ -1,4 +1,4 @@
-"""Run folders, checkpoints in them, and ``.keras`` files made without Keras."""
+"""Run folders, folders of other programs, checkpoints in them, and ``.keras`` files made without Keras."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.checkpoints import CheckpointPublisher, Manifest, RunDir, Signature, TensorSpec
+from understudy.checkpoints import CheckpointPublisher, FolderSource, Manifest, RunDir, Signature, TensorSpec
 
 Publish = Callable[..., Manifest]
 WriteKeras = Callable[..., Path]
@@ -64,3 +64,30 @@ def write_keras() -> WriteKeras:
         return path
 
     return write
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def source(folder: Path, tmp_path: Path, clock: Clock) -> FolderSource:
+    return FolderSource(folder, tmp_path / "staging", clock=clock)
