@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from click.testing import CliRunner
 
-from understudy.cli.compare import _show
+from understudy.cli.compare import print_comparison
 from understudy.cli.main import main
 from understudy.clients import ComparedVersion, CompareResult, EvaluateResult, LossDifference
 
@@ -37,7 +37,7 @@ def test_the_interval_decides_what_is_said(
     capsys: pytest.CaptureFixture[str], low: float, high: float, conclusion: str
 ) -> None:
     paired = LossDifference(mean=(low + high) / 2, low=low, high=high)
-    _show(result(compared(10, 2.0, None), compared(20, 1.0, paired)))
+    print_comparison(result(compared(10, 2.0, None), compared(20, 1.0, paired)))
     told = capsys.readouterr().out
     assert f"step 20 {conclusion} step 10" in told
     assert "90% interval" in told
@@ -46,7 +46,7 @@ def test_the_interval_decides_what_is_said(
 
 
 def test_without_an_interval_the_metrics_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    _show(result(compared(10, 2.0, None), compared(20, 1.0, None)))
+    print_comparison(result(compared(10, 2.0, None), compared(20, 1.0, None)))
     told = capsys.readouterr().out
     assert "interval" not in told
     assert "-1" in told
@@ -55,7 +55,9 @@ def test_without_an_interval_the_metrics_stand_alone(capsys: pytest.CaptureFixtu
 def test_a_metric_that_one_version_has_not_has_no_number(capsys: pytest.CaptureFixture[str]) -> None:
     lacking = compared(20, 1.0, None)
     score = dataclasses.replace(lacking.score, metrics={"loss": 1.0})
-    _show(result(compared(10, 2.0, None), dataclasses.replace(lacking, score=score, differences={"loss": -1.0})))
+    print_comparison(
+        result(compared(10, 2.0, None), dataclasses.replace(lacking, score=score, differences={"loss": -1.0}))
+    )
     told = capsys.readouterr().out
     assert "nan" not in told
     assert [line.split() for line in told.splitlines() if "accuracy" in line][1] == ["20", "accuracy", "-", "-"]

@@ -15,7 +15,7 @@ from testkit.manifests import (
     replicated_jobs,
 )
 from understudy.cli.command_errors import TRAINING_FAILED
-from understudy.cli.supervisor import _RESTARTABLE
+from understudy.cli.supervisor import RESTARTABLE
 from understudy.trainer import NonFiniteLossError, TFConfigError
 from understudy.trainer.cluster_variables import adopt
 from understudy.trainer.settings import ClusterSettings
@@ -70,7 +70,7 @@ def test_a_job_starts_again_after_the_statuses_that_a_restart_mends_and_no_other
             assert rule["onExitCodes"]["containerName"] == container["name"]
             statuses = {*rule["onExitCodes"]["values"]}
             assert statuses == (hopeless_evaluation if replicated["name"] == "evaluator" else hopeless_training)
-            assert not statuses & {*_RESTARTABLE}
+            assert not statuses & {*RESTARTABLE}
             assert "--exit-when-finished" in container["args"]
             # Workers start again together, by the JobSet; the evaluator alone, by its Job.
             assert (job["backoffLimit"] == 0) == (replicated["name"] != "evaluator")

@@ -27,7 +27,7 @@ from understudy.checkpoints.layout import MODEL_FILE
 from understudy.trainer import ModelError
 from understudy.trainer.batches import global_batches
 from understudy.trainer.data import plan_data
-from understudy.trainer.loop import _train_step
+from understudy.trainer.loop import train_step_of
 from understudy.trainer.model import build_model
 
 MIRRORED = {"strategy": "mirrored", "devices": ("CPU:0", "CPU:1"), "cross_device_ops": "reduction_to_one_device"}
@@ -192,7 +192,7 @@ def test_xla_is_off_where_keras_would_switch_it_on_by_itself(monkeypatch: pytest
 
 
 def test_xla_that_is_asked_for_is_used_on_one_device(tmp_path: Path) -> None:
-    assert getattr(_train_step(build_model(JITTED, seed=0)), "_jit_compile")  # noqa: B009 - it is private
+    assert getattr(train_step_of(build_model(JITTED, seed=0)), "_jit_compile")  # noqa: B009 - it is private
     run(JITTED, tmp_path / "xla")
     run(PLAIN, tmp_path / "plain")
     for ours, theirs in zip(weights_of(tmp_path / "xla", STEPS), weights_of(tmp_path / "plain", STEPS), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ def command(
     if as_json:
         print_json(dataclasses.asdict(result))
     else:
-        _show(result)
+        print_comparison(result)
 
 
 def _compare_file(
@@ -94,43 +95,17 @@ def _compare_file(
         return client.compare(batches, versions=versions, **options)
 
 
-def _show(result: CompareResult) -> None:
+def print_comparison(result: CompareResult) -> None:
+    """Print the score of each version, its differences from the first one's, and what they allow to conclude."""
     first = result.versions[0].score
-    examples = [
-        (
-            str(version.score.step),
-            name,
-            f"{version.score.metrics[name]:.9g}"
-            if name in version.score.metrics
-            else UNDEFINED
-            if name in version.score.undefined
-            else "-",
-            "-" if math.isnan(apart := version.differences.get(name, math.nan)) else f"{apart:+.6g}",
-            *_bounds(version.metric_differences.get(name)),
-        )
-        for version in result.versions
-        for name in ordered((*first.metrics, *first.undefined))
-    ]
     title = f"{first.examples} examples, compared with step {first.step}"
     bounds = f"{result.confidence:.0%} interval"
+    rows = list(_metric_rows(result))
     if any(version.metric_differences for version in result.versions):
-        print_table(("step", "metric", "value", "difference", bounds, "p"), examples, title=title)
+        print_table(("step", "metric", "value", "difference", bounds, "p"), rows, title=title)
     else:
-        print_table(("step", "metric", "value", "difference"), [row[:4] for row in examples], title=title)
-    slices = [
-        (
-            str(version.score.step),
-            part.name,
-            str(part.examples),
-            name,
-            f"{part.differences[name].value:+.6g}",
-            *_bounds(part.differences[name]),
-        )
-        for version in result.versions
-        for part in version.slice_differences
-        for name in ordered(part.differences)
-    ]
-    if slices:
+        print_table(("step", "metric", "value", "difference"), [row[:4] for row in rows], title=title)
+    if slices := list(_slice_rows(result)):
         print_table(("step", "slice", "examples", "metric", "difference", bounds, "p"), slices)
     for version in result.versions[1:]:
         paired = version.loss_difference
@@ -144,9 +119,36 @@ def _show(result: CompareResult) -> None:
         click.echo(f"note: {note}")
 
 
-def _bounds(apart: MetricDifference | None) -> tuple[str, str]:
+def _metric_rows(result: CompareResult) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each metric of each version."""
+    first = result.versions[0].score
+    for version in result.versions:
+        score = version.score
+        for name in ordered((*first.metrics, *first.undefined)):
+            missing = UNDEFINED if name in score.undefined else "-"
+            value = f"{score.metrics[name]:.9g}" if name in score.metrics else missing
+            difference = version.differences.get(name, math.nan)
+            shown = "-" if math.isnan(difference) else f"{difference:+.6g}"
+            yield str(score.step), name, value, shown, *_bounds(version.metric_differences.get(name))
+
+
+def _slice_rows(result: CompareResult) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each metric of each slice of each version that has a difference."""
+    for version in result.versions:
+        for part in version.slice_differences:
+            for name in ordered(part.differences):
+                difference = part.differences[name]
+                shown = f"{difference.value:+.6g}"
+                yield str(version.score.step), part.name, str(part.examples), name, shown, *_bounds(difference)
+
+
+def _bounds(difference: MetricDifference | None) -> tuple[str, str]:
     """Return the interval and the p-value of a difference."""
-    return ("", "") if apart is None else (f"[{apart.low:+.4g}, {apart.high:+.4g}]", f"{apart.p_value:.2g}")
+    return (
+        ("", "")
+        if difference is None
+        else (f"[{difference.low:+.4g}, {difference.high:+.4g}]", f"{difference.p_value:.2g}")
+    )
 
 
 _CONCLUSIONS = {"better": "better than", "worse": "worse than", "undecided": "indistinguishable from"}

@@ -35,6 +35,7 @@ from understudy.cli.values import LocalPath, LocalPathOrUrl
 if TYPE_CHECKING:
     from understudy.clients import Client, EvaluateResult, Evaluation, Metric, Progress, Version
     from understudy.evaluator.sharding.evaluate import MakePool
+    from understudy.evaluator.types import EvaluationResult
 
 
 @click.command("evaluate")
@@ -148,8 +149,8 @@ def _score_locally(
     progress_file: Path | None,
     **options: Any,
 ) -> EvaluateResult:
+    """Score a checkpoint of a run in this process, or in those of a pool."""
     from understudy.checkpoints.checkpoint_errors import CheckpointError
-    from understudy.clients import EvaluateResult, Interval, SliceScore
     from understudy.evaluator.evaluation.breakdown import BreakdownOptions
     from understudy.evaluator.evaluation.slices import parse_slices
     from understudy.evaluator.evaluator_errors import EvaluatorError
@@ -177,6 +178,12 @@ def _score_locally(
             progress=advance,
             progress_file=None if progress_file is None else ProgressFile(progress_file),
         )
+    return _as_result(found)
+
+
+def _as_result(found: EvaluationResult) -> EvaluateResult:
+    """Return the evaluator's score as the clients return it."""
+    from understudy.clients import EvaluateResult, Interval, SliceScore
 
     def shown(intervals: Mapping[str, Any]) -> dict[str, Interval]:
         return {name: Interval(low=each.low, high=each.high) for name, each in intervals.items()}

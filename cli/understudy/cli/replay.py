@@ -86,7 +86,7 @@ def command(
         replay = Replay(client, version, against, tolerance=tolerance)
         with progress_bar(f"replaying {folder}") as advance:
             examples = _logged_examples(folder, client.metadata(version=version), limit)
-            for batch in _paced(_batches(examples, batch_size), max_requests_per_second):
+            for batch in paced(_batches(examples, batch_size), max_requests_per_second):
                 replay.send(batch)
                 advance(replay.result.examples, limit)
     if not replay.result.examples:
@@ -255,7 +255,7 @@ def _form(example: LoggedExample) -> tuple[Any, ...]:
     return example.redacted, tuple((name, array.shape) for name, array in arrays)
 
 
-def _paced(batches: Iterator[list[LoggedExample]], rate: float) -> Iterator[list[LoggedExample]]:
+def paced(batches: Iterator[list[LoggedExample]], rate: float) -> Iterator[list[LoggedExample]]:
     """Yield batches at most at a rate."""
     next_at = time.monotonic()
     for batch in batches:

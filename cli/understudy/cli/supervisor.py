@@ -18,7 +18,9 @@ from understudy.checkpoints.pauses import doubling_pause
 from understudy.trainer import ClusterTimeoutError, PeerLostError, PreemptedError
 from understudy.trainer.trainer_errors import RESTART_COUNT
 
-_RESTARTABLE = (PeerLostError.exit_code, ClusterTimeoutError.exit_code, PreemptedError.exit_code)
+RESTARTABLE = (PeerLostError.exit_code, ClusterTimeoutError.exit_code, PreemptedError.exit_code)
+"""The exit statuses after which a task is started again."""
+
 _PID = "UNDERSTUDY_SUPERVISOR_PID"
 _PR_SET_PDEATHSIG = 1
 _FIRST_PAUSE_SECONDS = 1.0
@@ -114,4 +116,4 @@ def own_command() -> list[str]:
 
 
 def _is_restartable(status: int) -> bool:
-    return status < 0 or status in _RESTARTABLE
+    return status < 0 or status in RESTARTABLE

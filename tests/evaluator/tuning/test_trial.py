@@ -13,7 +13,7 @@ import pytest
 from testkit.in_process import until
 from understudy.evaluator.evaluator_errors import TrialError
 from understudy.evaluator.tuning.choice import SIZES, CallCost, Threads, choose
-from understudy.evaluator.tuning.trial import TrialRequest, _gains_of_two, run_trial
+from understudy.evaluator.tuning.trial import TrialRequest, gains_of_two, run_trial
 
 MOST_SECONDS = 100.0
 
@@ -97,4 +97,4 @@ def test_a_trial_of_a_missing_model_says_why_it_failed(request_of_a_tiny_model: 
 )
 def test_a_model_is_not_tried_with_two_batches_where_they_take_too_long_or_no_time(seconds: dict[int, float]) -> None:
     calls = {size: CallCost(wall_seconds=each, cpu_seconds=each) for size, each in seconds.items()}
-    assert _gains_of_two(None, calls) == []
+    assert gains_of_two(None, calls) == []

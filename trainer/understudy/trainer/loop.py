@@ -52,7 +52,7 @@ def make_loop(model: keras.Model, strategy: tf.distribute.Strategy) -> RunSteps:
         model: Built and prepared in the strategy's scope.
         strategy: That strategy.
     """
-    train_step = _train_step(model)
+    train_step = train_step_of(model)
 
     @tf.function
     def run_steps(
@@ -100,7 +100,8 @@ def call_sizes(
         step += size
 
 
-def _train_step(model: keras.Model) -> Callable[..., object]:
+def train_step_of(model: keras.Model) -> Callable[..., object]:
+    """Return the model's step of training, compiled with XLA if the model is compiled so."""
     if model.jit_compile:
         return tf.function(model.train_step, jit_compile=True, reduce_retracing=True)  # type: ignore[no-any-return]
     return model.train_step  # type: ignore[no-any-return]

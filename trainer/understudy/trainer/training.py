@@ -30,6 +30,7 @@ from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import read_snapshot
 from understudy.trainer.stopping import EarlyStop
 from understudy.trainer.strategies import build_strategy, training_task
+from understudy.trainer.tf_config import ClusterTask
 from understudy.trainer.trainer_errors import RESTART_COUNT, NonFiniteLossError, PreemptedError
 from understudy.trainer.training_metrics import TrainingMetrics
 
@@ -101,19 +102,7 @@ def train(
         if chief is not None:
             chief.prepare(published_model, first_step=first_step)
         reporter = progress or SilentReporter()
-        reporter.started(
-            TrainingPlan(
-                experiment=experiment.name,
-                strategy=settings.strategy,
-                replicas=job.replicas,
-                task="" if task is None else f"{task.role} {task.index}",
-                first_step=first_step,
-                steps=settings.steps,
-                steps_per_epoch=job.plan.steps_per_epoch,
-                global_batch_size=job.plan.global_batch_size,
-                devices=describe(settings),
-            ),
-        )
+        reporter.started(_plan_of(experiment, settings, job, task, first_step=first_step))
         served = TrainingMetrics(
             settings.metrics_port,
             host=settings.metrics_host,
@@ -130,6 +119,22 @@ def train(
         _wait_for_evaluation(settings, settings.wait_for_evaluation)
     on_end()
     return result
+
+
+def _plan_of(
+    experiment: Experiment, settings: TrainSettings, job: Job, task: ClusterTask | None, *, first_step: int
+) -> TrainingPlan:
+    return TrainingPlan(
+        experiment=experiment.name,
+        strategy=settings.strategy,
+        replicas=job.replicas,
+        task="" if task is None else f"{task.role} {task.index}",
+        first_step=first_step,
+        steps=settings.steps,
+        steps_per_epoch=job.plan.steps_per_epoch,
+        global_batch_size=job.plan.global_batch_size,
+        devices=describe(settings),
+    )
 
 
 def _make_job(experiment: Experiment, settings: TrainSettings, strategy: tf.distribute.Strategy) -> Job:

@@ -182,11 +182,11 @@ def measure(request: TrialRequest) -> Measurement:
         if calls[size].wall_seconds > LONGEST_CALL_SECONDS:
             break
     wants_pairs = request.pairs and slot.may_overlap and usable_cores() > 1
-    gains = _gains_of_two(slot, calls) if wants_pairs else []
+    gains = gains_of_two(slot, calls) if wants_pairs else []
     return Measurement(threads=request.threads, calls=calls, gains_of_two=gains)
 
 
-def _gains_of_two(slot: Any, calls: Mapping[int, CallCost]) -> list[list[float]]:
+def gains_of_two(slot: Any, calls: Mapping[int, CallCost]) -> list[list[float]]:
     """Return the gain of two batches at the same time in each turn with each load; see `Measurement`."""
     from understudy.evaluator.batching.engine import EngineSettings
     from understudy.evaluator.tuning.closed_loop import LOADS, measure_loads
