@@ -32,9 +32,9 @@ def apart(work: str, **limits: int) -> dict[str, Any]:
     program = (
         "import os, signal, sys, time\n"
         "from understudy.checkpoints.inspection.limits import Limits\n"
-        "from understudy.checkpoints.inspection.worker import run_apart\n"
+        "from understudy.checkpoints.inspection.worker import run_limited\n"
         f"limits = Limits(**{ {'seconds': 20, 'wall_seconds': 60, 'memory_bytes': 2**28, **limits}!r})\n"
-        f"print(run_apart(lambda: {work}, limits).decode())\n"
+        f"print(run_limited(lambda: {work}, limits).decode())\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=PATIENCE_SECONDS, check=True)
     return dict(json.loads(done.stdout))

@@ -124,7 +124,7 @@ def test_a_model_that_was_taken_apart_needs_nothing_of_an_optimizer_in_a_checkpo
     with pytest.raises(AssertionError):
         tf.train.Checkpoint(compiled).read(path).expect_partial().assert_existing_objects_matched()
 
-    compat.take_apart(compiled)
+    compat.uncompile(compiled)
 
     tf.train.Checkpoint(compiled).read(path).expect_partial().assert_existing_objects_matched()
     np.testing.assert_array_equal(published.get_weights()[0], compiled.get_weights()[0])

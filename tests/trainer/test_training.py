@@ -349,7 +349,7 @@ def test_every_replica_drops_out_its_own(logical_cpus: tuple[str, ...]) -> None:
         dropout = keras.layers.Dropout(0.5, seed=1)
         dropout.build((None, 64))
     alone = keras.layers.Dropout(0.5, seed=1)
-    ReplicaState(strategy, dropout.variables).tell_replicas_apart()
+    ReplicaState(strategy, dropout.variables).seed_replicas()
 
     @tf.function  # type: ignore[untyped-decorator] # TensorFlow ships no types
     def drop_out() -> Any:

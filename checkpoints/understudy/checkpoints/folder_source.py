@@ -260,10 +260,10 @@ class FolderSource:
             return
         if isinstance(file.checkpoint, UnreadableCheckpoint):
             self._book.release(file.checkpoint.digest)
-        misfit = _misfit(origin, whole.content)
-        if misfit:
+        mismatch = _mismatch(origin, whole.content)
+        if mismatch:
             self._staging.drop(whole.content.digest)
-            checkpoint = self._unreadable(origin, whole.stamps, DamagedCheckpointError(misfit))
+            checkpoint = self._unreadable(origin, whole.stamps, DamagedCheckpointError(mismatch))
         else:
             checkpoint = self._foreign(origin, whole)
             self._staged_copy(checkpoint)
@@ -328,7 +328,7 @@ def _identity(origin: ForeignFiles, stamps: Stamps) -> str:
     return hashlib.sha256(f"{origin.path.name}\0{stamps}".encode()).hexdigest()
 
 
-def _misfit(origin: ForeignFiles, content: Content) -> str:
+def _mismatch(origin: ForeignFiles, content: Content) -> str:
     """Say why a checkpoint has no step; empty if it has one."""
     iterations = content.iterations
     if iterations is not None and not 0 <= iterations <= MAX_STEP:

@@ -179,7 +179,7 @@ class RunSource:
             known = self._known.get(step)
             if known is not None and known[0] != folder:
                 self._forget(step)
-            if not (step in self._known or self._waits(step)):
+            if not (step in self._known or self._is_retried(step)):
                 self._add_unread([step])
 
     def _retry(self) -> None:
@@ -200,13 +200,13 @@ class RunSource:
         del self._folders[step]
         self._forget(step)
 
-    def _waits(self, step: int) -> bool:
+    def _is_retried(self, step: int) -> bool:
         """Whether a checkpoint could not be read, and is tried again."""
         return step in self._unreadable or step in self._uncommitted
 
     def _note(self, step: int) -> None:
         """Take over what is known of a step now: the newest that could not be read is tried again first."""
-        if not self._waits(step):
+        if not self._is_retried(step):
             self._retries.pop(step, None)
         elif step not in self._retries:
             self._retries[step] = None

@@ -95,7 +95,7 @@ def compiled_metrics(model: Any) -> Any | None:
     return _private(model, "_compile_metrics", "to reduce the metrics of several workers")
 
 
-def take_apart(model: Any) -> None:
+def uncompile(model: Any) -> None:
     """Remove what `keras.Model.compile` sets on a model, so that a checkpoint need not contain it.
 
     Reason: Keras cannot undo ``compile``.

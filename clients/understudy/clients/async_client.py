@@ -68,7 +68,7 @@ class AsyncClient(AsyncModelCalls):
             inputs, version, await self._names(call_options, unless=isinstance(inputs, Mapping))
         )
         try:
-            response = await self._ask(self._predictions.Predict, request, call_options)
+            response = await self._invoke(self._predictions.Predict, request, call_options)
         except InvalidArgumentError:
             self._known_names.forget()
             raise

@@ -96,17 +96,17 @@ class AsyncModelCalls:
 
     async def metadata(self, *, version: Version | None = None, **call_options: Unpack[CallOptions]) -> ModelMetadata:
         """Describe the inputs, outputs and devices of a version."""
-        response = await self._ask(self._models.GetModelMetadata, self._requests.metadata(version), call_options)
+        response = await self._invoke(self._models.GetModelMetadata, self._requests.metadata(version), call_options)
         return responses.metadata(response)
 
     async def status(self, **call_options: Unpack[CallOptions]) -> ModelStatus:
         """Return the state of every version."""
-        return responses.status(await self._ask(self._models.GetModelStatus, self._requests.status(), call_options))
+        return responses.status(await self._invoke(self._models.GetModelStatus, self._requests.status(), call_options))
 
     async def checkpoints(self, **call_options: Unpack[CallOptions]) -> tuple[Checkpoint, ...]:
         """List the checkpoints that the server sees, by ascending step."""
         return responses.checkpoints(
-            await self._ask(self._models.ListCheckpoints, self._requests.checkpoints(), call_options)
+            await self._invoke(self._models.ListCheckpoints, self._requests.checkpoints(), call_options)
         )
 
     async def list_evaluations(
@@ -124,7 +124,7 @@ class AsyncModelCalls:
             request = self._requests.list_evaluations(
                 page_token=token, dataset=dataset, min_step=min_step, max_step=max_step, outcome=outcome
             )
-            page = await self._ask(self._evaluations.ListEvaluations, request, call_options)
+            page = await self._invoke(self._evaluations.ListEvaluations, request, call_options)
             for record in page.evaluations:
                 yield responses.evaluation(record)
             token = page.next_page_token
@@ -136,7 +136,7 @@ class AsyncModelCalls:
         """Return the tables of the last evaluation of a version on a dataset, by default the server's first one."""
         request = self._requests.tables(dataset, version)
         return responses.evaluation_tables(
-            await self._ask(self._evaluations.GetEvaluationTables, request, call_options)
+            await self._invoke(self._evaluations.GetEvaluationTables, request, call_options)
         )
 
     async def examples(
@@ -151,7 +151,7 @@ class AsyncModelCalls:
     ) -> ExampleList:
         """Return the hardest examples of a dataset, or those that only a version or its baseline decided rightly."""
         request = self._requests.examples(kind, dataset, version=version, baseline=baseline, max_examples=max_examples)
-        return responses.example_list(await self._ask(self._evaluations.GetExamples, request, call_options))
+        return responses.example_list(await self._invoke(self._evaluations.GetExamples, request, call_options))
 
     async def promote(self, version: Version, **call_options: Unpack[CallOptions]) -> Promotion:
         """Serve this version until `unpin`; load it if necessary."""
@@ -166,15 +166,15 @@ class AsyncModelCalls:
         return await self._promoted(self._requests.roll_back(), call_options)
 
     async def _promoted(self, request: model_pb2.PromoteRequest, call_options: CallOptions) -> Promotion:
-        return responses.promotion(await self._ask(self._models.Promote, request, call_options))
+        return responses.promotion(await self._invoke(self._models.Promote, request, call_options))
 
     async def fleet(self, **call_options: Unpack[CallOptions]) -> FleetStatus:
         """Return which servers follow this evaluator, and what each serves."""
-        return responses.fleet(await self._ask(self._fleet.GetFleet, self._requests.fleet(), call_options))
+        return responses.fleet(await self._invoke(self._fleet.GetFleet, self._requests.fleet(), call_options))
 
     async def metrics(self, **call_options: Unpack[CallOptions]) -> str:
         """Return the server's metrics as Prometheus text."""
-        response = await self._ask(self._metrics.GetMetrics, metrics_pb2.GetMetricsRequest(), call_options)
+        response = await self._invoke(self._metrics.GetMetrics, metrics_pb2.GetMetricsRequest(), call_options)
         return response.exposition.decode()
 
     async def is_serving(self, service: str = "", **call_options: Unpack[CallOptions]) -> bool:
@@ -182,10 +182,10 @@ class AsyncModelCalls:
         from grpc_health.v1 import health_pb2, health_pb2_grpc
 
         stub = health_pb2_grpc.HealthStub(self._channel)
-        response = await self._ask(stub.Check, health_pb2.HealthCheckRequest(service=service), call_options)
+        response = await self._invoke(stub.Check, health_pb2.HealthCheckRequest(service=service), call_options)
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def _ask(
+    async def _invoke(
         self, method: aio.UnaryUnaryMultiCallable[Request, Response], request: Request, call_options: CallOptions
     ) -> Response:
         with translated():

@@ -116,12 +116,12 @@ async def outcomes(
     """Yield one outcome per item, in order, with at most ``in_flight`` unanswered requests."""
     marks: asyncio.Queue[Mark] = asyncio.Queue(maxsize=in_flight)
 
-    def look(_: object) -> None:
+    def wake(_: object) -> None:
         with suppress(asyncio.QueueFull):  # then the reader is awake
             marks.put_nowait(Sent())
 
     end = CallEnd(call)
-    call.add_done_callback(look)
+    call.add_done_callback(wake)
     writer = asyncio.create_task(_write_requests(call, items, build, marks))
     try:
         async for outcome in _read_outcomes(call, marks, end):

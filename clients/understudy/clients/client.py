@@ -64,7 +64,7 @@ class Client(ModelCalls):
         """
         request = self._requests.predict(inputs, version, self._names(call_options, unless=isinstance(inputs, Mapping)))
         try:
-            response = self._ask(self._predictions.Predict, request, call_options)
+            response = self._invoke(self._predictions.Predict, request, call_options)
         except InvalidArgumentError:
             self._known_names.forget()
             raise
@@ -99,8 +99,8 @@ class Client(ModelCalls):
 
         pipeline = Pipeline(items, build, in_flight=in_flight)
         call = self._predictions.PredictStream(pipeline.requests(), **self._defaults.stream(call_options))
-        if not call.add_callback(pipeline.look):  # it is over already
-            pipeline.look()
+        if not call.add_callback(pipeline.wake):  # it is over already
+            pipeline.wake()
         with closing(pipeline), ended(call):
             yield from pipeline.outcomes(iter(call))
 

@@ -100,17 +100,17 @@ class ModelCalls:
 
     def metadata(self, *, version: Version | None = None, **call_options: Unpack[CallOptions]) -> ModelMetadata:
         """Describe the inputs, outputs and devices of a version."""
-        response = self._ask(self._models.GetModelMetadata, self._requests.metadata(version), call_options)
+        response = self._invoke(self._models.GetModelMetadata, self._requests.metadata(version), call_options)
         return responses.metadata(response)
 
     def status(self, **call_options: Unpack[CallOptions]) -> ModelStatus:
         """Return the state of every version."""
-        return responses.status(self._ask(self._models.GetModelStatus, self._requests.status(), call_options))
+        return responses.status(self._invoke(self._models.GetModelStatus, self._requests.status(), call_options))
 
     def checkpoints(self, **call_options: Unpack[CallOptions]) -> tuple[Checkpoint, ...]:
         """List the checkpoints that the server sees, by ascending step."""
         return responses.checkpoints(
-            self._ask(self._models.ListCheckpoints, self._requests.checkpoints(), call_options)
+            self._invoke(self._models.ListCheckpoints, self._requests.checkpoints(), call_options)
         )
 
     def list_evaluations(
@@ -128,7 +128,7 @@ class ModelCalls:
             request = self._requests.list_evaluations(
                 page_token=token, dataset=dataset, min_step=min_step, max_step=max_step, outcome=outcome
             )
-            page = self._ask(self._evaluations.ListEvaluations, request, call_options)
+            page = self._invoke(self._evaluations.ListEvaluations, request, call_options)
             yield from map(responses.evaluation, page.evaluations)
             token = page.next_page_token
             more = bool(token)
@@ -138,7 +138,7 @@ class ModelCalls:
     ) -> EvaluationTables:
         """Return the tables of the last evaluation of a version on a dataset, by default the server's first one."""
         request = self._requests.tables(dataset, version)
-        return responses.evaluation_tables(self._ask(self._evaluations.GetEvaluationTables, request, call_options))
+        return responses.evaluation_tables(self._invoke(self._evaluations.GetEvaluationTables, request, call_options))
 
     def examples(
         self,
@@ -152,7 +152,7 @@ class ModelCalls:
     ) -> ExampleList:
         """Return the hardest examples of a dataset, or those that only a version or its baseline decided rightly."""
         request = self._requests.examples(kind, dataset, version=version, baseline=baseline, max_examples=max_examples)
-        return responses.example_list(self._ask(self._evaluations.GetExamples, request, call_options))
+        return responses.example_list(self._invoke(self._evaluations.GetExamples, request, call_options))
 
     def promote(self, version: Version, **call_options: Unpack[CallOptions]) -> Promotion:
         """Serve this version until `unpin`; load it if necessary."""
@@ -167,15 +167,15 @@ class ModelCalls:
         return self._promoted(self._requests.roll_back(), call_options)
 
     def _promoted(self, request: model_pb2.PromoteRequest, call_options: CallOptions) -> Promotion:
-        return responses.promotion(self._ask(self._models.Promote, request, call_options))
+        return responses.promotion(self._invoke(self._models.Promote, request, call_options))
 
     def fleet(self, **call_options: Unpack[CallOptions]) -> FleetStatus:
         """Return which servers follow this evaluator, and what each serves."""
-        return responses.fleet(self._ask(self._fleet.GetFleet, self._requests.fleet(), call_options))
+        return responses.fleet(self._invoke(self._fleet.GetFleet, self._requests.fleet(), call_options))
 
     def metrics(self, **call_options: Unpack[CallOptions]) -> str:
         """Return the server's metrics as Prometheus text."""
-        response = self._ask(self._metrics.GetMetrics, metrics_pb2.GetMetricsRequest(), call_options)
+        response = self._invoke(self._metrics.GetMetrics, metrics_pb2.GetMetricsRequest(), call_options)
         return response.exposition.decode()
 
     def is_serving(self, service: str = "", **call_options: Unpack[CallOptions]) -> bool:
@@ -183,10 +183,10 @@ class ModelCalls:
         from grpc_health.v1 import health_pb2, health_pb2_grpc
 
         stub = health_pb2_grpc.HealthStub(self._channel)
-        response = self._ask(stub.Check, health_pb2.HealthCheckRequest(service=service), call_options)
+        response = self._invoke(stub.Check, health_pb2.HealthCheckRequest(service=service), call_options)
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
-    def _ask(
+    def _invoke(
         self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request, call_options: CallOptions
     ) -> Response:
         with translated():

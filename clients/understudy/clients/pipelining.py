@@ -103,7 +103,7 @@ class Pipeline:
                         raise ended_early()
                     yield responses.streamed_prediction(answer)
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Wake the caller's thread, since the call is over."""
         with suppress(queue.Full):  # then it is not asleep
             self._marks.put_nowait(Sent())

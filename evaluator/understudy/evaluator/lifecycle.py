@@ -83,8 +83,8 @@ class EvaluatorLifecycle:
             undo.callback(self._disown)
             self._running = start_components(
                 self._inputs,
-                on_promoted=self._ready.give,
-                on_device_state=self._tell_device_state,
+                on_promoted=self._ready.set,
+                on_device_state=self._notify_device_state,
                 remaining_seconds=self._remaining_seconds,
                 stack=undo,
             )
@@ -119,7 +119,7 @@ class EvaluatorLifecycle:
 
         The callback runs on a thread of the evaluator or on the calling thread, must be quick and must not raise.
         """
-        self._ready.call(callback)
+        self._ready.add_callback(callback)
 
     def on_device_state(self, listener: DeviceListener) -> None:
         """Call back when the devices begin to fail, when they recover, and when they fail permanently.
@@ -139,7 +139,7 @@ class EvaluatorLifecycle:
         self._owns = False
         self._lock.release()
 
-    def _tell_device_state(self, state: DeviceState, error: str) -> None:
+    def _notify_device_state(self, state: DeviceState, error: str) -> None:
         self._device_listener(state, error)
 
     def _remaining_seconds(self) -> float:
@@ -166,7 +166,7 @@ class ReadySignal:
         self._step: int | None = None
         self._callbacks: list[Callable[[int], None]] = []
 
-    def give(self, step: int) -> None:
+    def set(self, step: int) -> None:
         """Give the signal with the serving step. Later calls have no effect."""
         with self._changed:
             if self._step is not None:
@@ -182,7 +182,7 @@ class ReadySignal:
         with self._changed:
             return self._changed.wait_for(lambda: self._step is not None, timeout_seconds)
 
-    def call(self, callback: Callable[[int], None]) -> None:
+    def add_callback(self, callback: Callable[[int], None]) -> None:
         """Call back with the step when the signal is given, or at once if it already was."""
         with self._changed:
             step = self._step

@@ -62,7 +62,7 @@ def _existing(path: Path, spec: str) -> Path:
 
 def _import_module(name: str, spec: str) -> ModuleType:
     # A console script, unlike `python -m`, does not search the current folder for modules.
-    _look_in(Path.cwd())
+    _add_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -86,7 +86,7 @@ def _import_file(path: Path, spec: str) -> ModuleType:
         raise ExperimentError(f"{spec!r}: {path} is not a Python file")
     module = importlib.util.module_from_spec(module_spec)
     # As with `python file.py`, the file may import modules in its folder.
-    _look_in(path.parent)
+    _add_to_path(path.parent)
     sys.modules[name] = module
     try:
         module_spec.loader.exec_module(module)
@@ -96,7 +96,7 @@ def _import_file(path: Path, spec: str) -> ModuleType:
     return module
 
 
-def _look_in(folder: Path) -> None:
+def _add_to_path(folder: Path) -> None:
     """Append a folder to the module search path."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

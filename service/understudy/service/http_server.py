@@ -53,7 +53,7 @@ class HttpServer:
         app: The application.
         listener: A bound socket, which the server closes.
         certificates: The certificates for HTTPS; None to serve HTTP. If clients need certificates, callers without one
-            reach `PROBES` only.
+            reach `http_app.PROBES` only.
         max_connections: The most connections at once.
     """
 
@@ -270,7 +270,7 @@ class _CertificateConnection(HttpConnection):
 
 
 class _RequiredCertificateConnection(_CertificateConnection):
-    """A connection whose caller reaches `PROBES` only, unless it has a certificate."""
+    """A connection whose caller reaches `http_app.PROBES` only, unless it has a certificate."""
 
     @staticmethod
     def without_certificate(app: Any) -> Any:

@@ -147,9 +147,9 @@ class DeviceWatch:
 
     def _on_device_state(self, state: DeviceState, error: str) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._become, state, error)
+            self._loop.call_soon_threadsafe(self._set_state, state, error)
 
-    def _become(self, state: DeviceState, error: str) -> None:
+    def _set_state(self, state: DeviceState, error: str) -> None:
         if state is DeviceState.WORKING:
             _log.info("the devices work again")
             self._readiness.recover()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from understudy.evaluator.model.weights import ALIGNMENT_BYTES, SpareMemory
+from understudy.evaluator.model.weights import ALIGNMENT_BYTES, BufferPool
 
 
 def test_memory_is_lent_again_only_when_nothing_refers_to_it() -> None:
-    spare = SpareMemory()
+    spare = BufferPool()
     lent = spare.borrow(4000)
     address = lent.ctypes.data
     tensor = tf.experimental.dlpack.from_dlpack(lent.view(np.float32).reshape(100, 10).__dlpack__())
@@ -24,7 +24,7 @@ def test_memory_is_lent_again_only_when_nothing_refers_to_it() -> None:
 
 
 def test_memory_is_aligned_and_of_the_size_asked_for() -> None:
-    spare = SpareMemory()
+    spare = BufferPool()
     for size in (1, 63, 64, 4097):
         lent = spare.borrow(size)
         assert lent.ctypes.data % ALIGNMENT_BYTES == 0
@@ -32,7 +32,7 @@ def test_memory_is_aligned_and_of_the_size_asked_for() -> None:
 
 
 def test_one_piece_of_each_size_is_kept() -> None:
-    spare = SpareMemory()
+    spare = BufferPool()
     lent = [spare.borrow(1000) for _ in range(3)]
     del lent
     first, second = spare.borrow(1000), spare.borrow(1000)

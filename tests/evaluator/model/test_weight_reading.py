@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model.loaders import keras_files as files
-from understudy.evaluator.model.weights import TakenOver, assign_from_hdf5
+from understudy.evaluator.model.weights import ZeroCopyArray, assign_from_hdf5
 
 FEATURES, WIDTH = 301, 70
 """Enough for a kernel of the model to be read straight from the file, and its bias not."""
@@ -114,7 +114,7 @@ def test_values_are_taken_over_only_where_their_memory_suits_tensorflow(
 ) -> None:
     buffer = np.zeros(64 * 67 * 4 + 64, np.uint8)
     start = -buffer.ctypes.data % 64
-    values = buffer[start : start + 64 * 67 * 4].view(np.float32).reshape(64, 67).view(TakenOver)
+    values = buffer[start : start + 64 * 67 * 4].view(np.float32).reshape(64, 67).view(ZeroCopyArray)
     values[:] = np.arange(64 * 67).reshape(64, 67)
     given = part(values)
     tensor = tf.convert_to_tensor(given)
@@ -125,7 +125,7 @@ def test_values_are_taken_over_only_where_their_memory_suits_tensorflow(
 def test_what_was_taken_over_cannot_be_changed() -> None:
     buffer = np.zeros(2**16 + 64, np.uint8)
     start = -buffer.ctypes.data % 64
-    values = buffer[start : start + 2**16].view(np.float32).view(TakenOver)
+    values = buffer[start : start + 2**16].view(np.float32).view(ZeroCopyArray)
     tensor = tf.convert_to_tensor(values)
     with pytest.raises(ValueError, match="read-only"):
         values += 1.0

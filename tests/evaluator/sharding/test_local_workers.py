@@ -33,7 +33,7 @@ from understudy.evaluator.sharding.evaluate import evaluate_files
 from understudy.evaluator.sharding.local_pool import LocalPool
 from understudy.evaluator.sharding.pool import Event, ShardComputed
 from understudy.evaluator.sharding.predict import predict_files
-from understudy.evaluator.sharding.schedule import Patience, ShardingError
+from understudy.evaluator.sharding.schedule import ShardingError, WorkerTimeouts
 from understudy.evaluator.sharding.work import DataSource, ModelSource, Work, open_data, shards_of
 from understudy.evaluator.sharding.worker import ShardWorker
 from understudy.experiments import load_experiment
@@ -77,7 +77,7 @@ def pools() -> Pools:
 
 
 def score_of(
-    case: Case, pools: Pools, fault: Callable[[], None] | None = None, patience: Patience | None = None
+    case: Case, pools: Pools, fault: Callable[[], None] | None = None, timeouts: WorkerTimeouts | None = None
 ) -> object:
     """Score on workers, which something happens to once the first batch is scored."""
     seen: list[int] = []
@@ -89,7 +89,7 @@ def score_of(
             fault()
 
     result = evaluate_files(
-        case.work, step=STEP, make_pool=pools, batches_per_shard=2, progress=progress, patience=patience
+        case.work, step=STEP, make_pool=pools, batches_per_shard=2, progress=progress, timeouts=timeouts
     )
     assert seen == [*range(8, EXAMPLES, 8), EXAMPLES]
     assert (result.step, result.examples, result.batches, result.notes) == (STEP, EXAMPLES, 26, ())
@@ -111,8 +111,8 @@ def test_a_stopped_worker_is_overtaken_and_the_score_has_the_same_bits(
     case: Case, pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE)  # SIGSTOP is not forwarded to a fork
-    patience = Patience(least=0.2)
-    assert score_of(case, pools, pools.stop_first, patience) == case.score
+    timeouts = WorkerTimeouts(least=0.2)
+    assert score_of(case, pools, pools.stop_first, timeouts) == case.score
 
 
 def test_slices_and_intervals_are_those_of_one_process(case: Case, pools: Pools) -> None:

@@ -13,13 +13,13 @@ from understudy.evaluator.sharding.schedule import (
     MAX_ATTEMPTS,
     MAX_FAILED_STARTS,
     Kill,
-    Patience,
     ShardingError,
     ShardSchedule,
     Submit,
+    WorkerTimeouts,
 )
 
-FAST = Patience(least=2.0, first=10.0, times=4.0, start=30.0)
+FAST = WorkerTimeouts(least=2.0, first=10.0, times=4.0, start=30.0)
 
 
 def started(schedule: ShardSchedule, workers: int, now: float = 0.0) -> None:
@@ -32,7 +32,7 @@ class Simulation:
     """Workers that compute, die and hang as told, and a consumer that takes every result at once."""
 
     def __init__(self, shards: int, workers: int, window: int) -> None:
-        self.schedule = ShardSchedule(shards, window=window, patience=FAST)
+        self.schedule = ShardSchedule(shards, window=window, timeouts=FAST)
         self.busy: dict[int, int] = {}
         self.counted: list[int] = []
         self._faults: Counter[int] = Counter()
@@ -89,7 +89,7 @@ def test_every_shard_counts_once_and_the_window_holds_whatever_dies_or_hangs(
 
 
 def test_the_shard_of_a_dead_worker_goes_before_new_ones() -> None:
-    schedule = ShardSchedule(9, window=9, patience=FAST)
+    schedule = ShardSchedule(9, window=9, timeouts=FAST)
     started(schedule, 2)
     assert schedule.decide(0.0) == [Submit(0, 0), Submit(1, 1)]
     schedule.gone(0, "killed")
@@ -98,7 +98,7 @@ def test_the_shard_of_a_dead_worker_goes_before_new_ones() -> None:
 
 
 def test_a_late_shard_is_given_to_a_second_worker_and_the_first_result_counts() -> None:
-    schedule = ShardSchedule(3, window=3, patience=FAST)
+    schedule = ShardSchedule(3, window=3, timeouts=FAST)
     started(schedule, 2)
     schedule.decide(0.0)
     assert schedule.computed(1, 1, 0.5)
@@ -113,7 +113,7 @@ def test_a_late_shard_is_given_to_a_second_worker_and_the_first_result_counts() 
 
 
 def test_a_worker_that_hangs_is_killed_and_the_next_one_is_waited_for_longer() -> None:
-    schedule = ShardSchedule(2, window=2, patience=FAST)
+    schedule = ShardSchedule(2, window=2, timeouts=FAST)
     started(schedule, 1)
     assert schedule.decide(0.0) == [Submit(0, 0)]
     assert schedule.computed(0, 0, 0.5)
@@ -129,7 +129,7 @@ def test_a_worker_that_hangs_is_killed_and_the_next_one_is_waited_for_longer() -
 
 
 def test_a_shard_on_which_every_worker_dies_fails_with_the_last_reason() -> None:
-    schedule = ShardSchedule(1, window=1, patience=FAST)
+    schedule = ShardSchedule(1, window=1, timeouts=FAST)
     for worker in range(MAX_ATTEMPTS - 1):
         schedule.started(worker, 0.0)
         schedule.ready(worker, 0.0)
@@ -142,7 +142,7 @@ def test_a_shard_on_which_every_worker_dies_fails_with_the_last_reason() -> None
 
 
 def test_workers_that_never_become_ready_fail_the_work() -> None:
-    schedule = ShardSchedule(1, window=1, patience=FAST)
+    schedule = ShardSchedule(1, window=1, timeouts=FAST)
     for worker in range(MAX_FAILED_STARTS - 1):
         schedule.started(worker, 0.0)
         schedule.gone(worker, "no TensorFlow")

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from testkit.buckets import BucketServer
 from understudy.checkpoints.remote import reader
 from understudy.cli.main import main
-from understudy.evaluator.sharding.work import DataSource, described, open_data, patience_for
+from understudy.evaluator.sharding.work import DataSource, described, open_data, timeouts_for
 
 from .conftest import BATCH_SIZE, EXAMPLES, FIRST_FILE, Case, write_records
 
@@ -94,10 +94,10 @@ def test_a_worker_fetches_only_the_file_of_its_examples(s3: BucketServer, bucket
 
 def test_a_worker_that_fetches_files_has_time_for_it(bucket: str) -> None:
     source = DataSource(name="files", paths=(f"{bucket}/records",))
-    patience = patience_for(described(source, open_data(source)))
-    assert patience is not None
-    assert patience.least >= 30
-    assert patience_for(source) is None
+    timeouts = timeouts_for(described(source, open_data(source)))
+    assert timeouts is not None
+    assert timeouts.least >= 30
+    assert timeouts_for(source) is None
 
 
 def test_a_store_that_fails_for_a_while_is_asked_again(

@@ -257,7 +257,7 @@ def test_keys_at_a_url_are_fetched_again_in_time_or_when_one_is_unknown(key_serv
     key_server.issuer.renew()
     for seconds, asked in ((9.0, 1), (10.0, 2), (11.0, 2)):
         now = seconds
-        keys.ask_soon()
+        keys.refresh_soon()
         keys.refresh()
         assert key_server.asked == asked
     assert [key.kid for key in keys.current or ()] == ["second"]

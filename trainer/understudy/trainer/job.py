@@ -96,7 +96,7 @@ class TrainingJob:
         element_spec = global_batches(self._data, self.plan, first_step=0).element_spec
         prepare_for_replicas(self._model, strategy, element_spec)
         self._replica_state = ReplicaState(strategy, self._model.non_trainable_variables)
-        self._replica_state.tell_replicas_apart()
+        self._replica_state.seed_replicas()
         self._run_steps = make_loop(self._model, strategy)
         self._batches: Iterator[object] = iter(())
 

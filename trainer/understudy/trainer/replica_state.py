@@ -55,7 +55,7 @@ class ReplicaState:
             for replica_id, component in self._components(variable):
                 component.assign(rows[replica_id])
 
-    def tell_replicas_apart(self) -> None:
+    def seed_replicas(self) -> None:
         """Give every replica its own random numbers; replica 0 keeps those of one device."""
         for variable in filter(is_seed, self._variables):
             for replica_id, component in self._components(variable):

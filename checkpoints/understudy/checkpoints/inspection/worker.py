@@ -31,7 +31,7 @@ def main() -> None:
     prepare()
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        answer = run_apart(lambda request=request: inspect(request), Limits(**request["limits"]))  # type: ignore[misc]
+        answer = run_limited(lambda request=request: inspect(request), Limits(**request["limits"]))  # type: ignore[misc]
         sys.stdout.buffer.write(answer + b"\n")
         sys.stdout.buffer.flush()
 
@@ -67,7 +67,7 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
     return inspect_hdf5(path, whole_model=kind is ModelKind.HDF5, content=content)
 
 
-def run_apart(work: Callable[[], dict[str, Any]], limits: Limits) -> bytes:
+def run_limited(work: Callable[[], dict[str, Any]], limits: Limits) -> bytes:
     """Run work in a fork and return a JSON object: its result as ``found``, or why there is none.
 
     That is ``damage``, a text; ``machine``, an error number and a text; or ``signal``, the number of the one that ended

@@ -44,7 +44,7 @@ class DeviceHealth:
         with self._lock:
             self.failures = 0
             if self._state is DeviceState.FAILING:
-                self._become(DeviceState.WORKING, "")
+                self._set_state(DeviceState.WORKING, "")
 
     def raised(self, error: Exception, trial: Callable[[], object] | None) -> None:
         """Record the error of a run. An error of the caller's data shows that the devices work.
@@ -73,11 +73,11 @@ class DeviceHealth:
         text = f"{type(error).__name__}: {_reason(error)}"
         _log.error("a device failed, %d times in a row: %s", self.failures, text)
         if self._state is DeviceState.WORKING and self.failures >= self._limit:
-            self._become(DeviceState.FAILING, text)
+            self._set_state(DeviceState.FAILING, text)
         if self._state is DeviceState.FAILING and self.failures >= END_AFTER * self._limit:
-            self._become(DeviceState.FAILED, text)
+            self._set_state(DeviceState.FAILED, text)
 
-    def _become(self, state: DeviceState, text: str) -> None:
+    def _set_state(self, state: DeviceState, text: str) -> None:
         self._state = state
         self._listener(state, text)
 

@@ -130,7 +130,7 @@ class ShadowComparer:
                 self._shadow, self._counts, self._loaded, self._reason = shadow, ShadowCounts(), False, ""
             self._retry_at = 0.0
         if shadow is not None:
-            loaded, reason = self._look(shadow)
+            loaded, reason = self._check(shadow)
             with self._lock:
                 self._loaded, self._reason = loaded, reason
 
@@ -140,7 +140,7 @@ class ShadowComparer:
         with self._lock:
             self._shadow, self._loaded = None, False
 
-    def _look(self, shadow: Shadow) -> tuple[bool, str]:
+    def _check(self, shadow: Shadow) -> tuple[bool, str]:
         """Return whether the version is loaded, and why it cannot be; have it loaded if it is not."""
         reason = self._reason
         if self._loading is not None and self._loading.done():

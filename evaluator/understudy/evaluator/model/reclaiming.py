@@ -19,7 +19,7 @@ DROPPED_BYTES: deque[int] = deque()
 """The size of each deleted function that was called as one operation and whose kernels still exist, in bytes."""
 
 
-def give_back_kernels() -> bool:
+def release_kernels() -> bool:
     """Free the kernels of deleted functions, once there are many or they are large. Thread-safe.
 
     Returns:
@@ -46,13 +46,13 @@ def reclaim_memory() -> bool:
     oldest generation too seldom for models, which are few objects with much memory.
 
     Returns:
-        Whether functions in use create their kernels again at their next call; see `give_back_kernels`.
+        Whether functions in use create their kernels again at their next call; see `release_kernels`.
     """
     gc.collect()
-    gave_back_kernels = give_back_kernels()
+    released_kernels = release_kernels()
     if _trim is not None:
         _trim(0)
-    return gave_back_kernels
+    return released_kernels
 
 
 class MemoryTrimmer:

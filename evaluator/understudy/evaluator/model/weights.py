@@ -42,7 +42,7 @@ _IN_PIECES = {tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8
 """The dtypes that can be assigned to a slice of a variable on a GPU. Large weights have one of them."""
 
 
-class SpareMemory:
+class BufferPool:
     """Lends memory, and keeps released memory for the next request of the same size. Thread-safe.
 
     New memory is expensive, because the kernel clears it page by page. It is not allocated through NumPy, which
@@ -61,7 +61,7 @@ class SpareMemory:
         return lent
 
 
-_SPARE = SpareMemory()
+_BUFFERS = BufferPool()
 
 
 def assign_from_hdf5(model: Any, file: Path, *, start: int = 0, size: int | None = None) -> None:
@@ -88,7 +88,7 @@ def assign_from_hdf5(model: Any, file: Path, *, start: int = 0, size: int | None
         raise ValueError(f"{getattr(layer, 'name', type(layer).__name__)}: {error}")
 
 
-class TakenOver(np.ndarray[Any, Any]):
+class ZeroCopyArray(np.ndarray[Any, Any]):
     """Values that become a tensor without a copy, and must not change afterwards."""
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
@@ -103,7 +103,7 @@ class TakenOver(np.ndarray[Any, Any]):
 
 
 class _Store(h5_store()):  # type: ignore[misc] # a class of Keras
-    """Keras's view of the weights, which returns large values as `TakenOver`."""
+    """Keras's view of the weights, which returns large values as `ZeroCopyArray`."""
 
     def __init__(self, part: FilePart) -> None:
         self._part = part
@@ -120,10 +120,10 @@ class _Store(h5_store()):  # type: ignore[misc] # a class of Keras
         is_plain = offset is not None and dataset.dtype.kind == "f" and dataset.dtype.isnative
         if not is_plain or dataset.nbytes <= _SMALL_BYTES:
             return super().__getitem__(key)
-        values = _SPARE.borrow(dataset.nbytes).view(dataset.dtype).reshape(dataset.shape)
+        values = _BUFFERS.borrow(dataset.nbytes).view(dataset.dtype).reshape(dataset.shape)
         read = functools.partial(self._part.read_at, offset, memoryview(values).cast("B"))
         at_low_priority(read) if values.nbytes > _LARGE_BYTES else read()
-        return values.view(TakenOver)
+        return values.view(ZeroCopyArray)
 
 
 @contextlib.contextmanager

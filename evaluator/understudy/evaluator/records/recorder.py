@@ -263,7 +263,7 @@ class Recorder:
         )
 
     def _record(self, *, tables: Mapping[str, Any] | None = None, **entry: Any) -> EvaluationRecord:
-        """Append an entry, write its tables if there are any, and tell those who follow."""
+        """Append an entry, write its tables if there are any, and notify those that follow the ledger."""
         with self._lock:
             before = self._ledger.last_sequence
             record = self._ledger.append(**entry)
@@ -273,7 +273,7 @@ class Recorder:
             self.changes.note(record.step)
             if record.outcome is EvaluationOutcome.SCORED:
                 self._contents[record.dataset] = (record.dataset_digest, record.sequence)
-            self._tell(record, new=record.sequence > before)
+            self._notify(record, new=record.sequence > before)
         return record
 
     def resampled(self, record: EvaluationRecord) -> Arrays:
@@ -356,7 +356,7 @@ class Recorder:
         found = self._ledger.page(after_sequence=sequence - 1, limit=1)
         return bool(found) and found[0].sequence == sequence
 
-    def _tell(self, record: EvaluationRecord, *, new: bool) -> None:
+    def _notify(self, record: EvaluationRecord, *, new: bool) -> None:
         if not new:
             return
         self._listener(record)

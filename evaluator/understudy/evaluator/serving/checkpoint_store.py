@@ -84,10 +84,10 @@ class CheckpointStore:
             understudy.checkpoints.checkpoint_errors.UnsupportedFormatError: The source holds only unsupported formats.
             OSError: The source could not be read.
         """
-        self._take_in(self._source.poll(wanted))
+        self._apply(self._source.poll(wanted))
         self._adopt_leftovers(wanted)
 
-    def _take_in(self, changes: Changes) -> None:
+    def _apply(self, changes: Changes) -> None:
         with self._lock:
             for step, checkpoint in changes.items():
                 if checkpoint is None:
@@ -255,13 +255,13 @@ class CheckpointStore:
         newest = itertools.islice(reversed(self._strange_leftovers), _ADOPTED_AT_ONCE)
         for step in dict.fromkeys((*first, *newest)):
             self._strange_leftovers.discard(step)
-            self._adopt(step)
+            self._adopt_leftover(step)
 
     def _newest_is_left_over(self) -> bool:
         with self._lock:
             return not self._items or self._strange_leftovers[-1] > self._items.peekitem()[0]
 
-    def _adopt(self, step: int) -> None:
+    def _adopt_leftover(self, step: int) -> None:
         folder = self._folder(step)
         try:
             manifest = read_private_manifest(folder, self._accepted)

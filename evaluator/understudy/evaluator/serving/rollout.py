@@ -176,11 +176,11 @@ class Rollout:
             LedgerError: The step cannot be recorded. The next call repeats it.
         """
         if self._running is not None:
-            self._go_on(self._running, candidates)
+            self._continue(self._running, candidates)
         else:
             self._consider(candidates)
 
-    def _go_on(self, running: RunningRollout, candidates: Candidates) -> None:
+    def _continue(self, running: RunningRollout, candidates: Candidates) -> None:
         pinned, before = candidates.pinned_key(), self.before
         if candidates.serving_key() == running.key:
             if before != running.key:
@@ -321,7 +321,7 @@ class Rollout:
     def _count(self, running: RunningRollout, now: float) -> RunningRollout:
         """Take the reports of the servers, and add the time in which one of them used the version."""
         passed, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_SECONDS), now
-        is_used = self._watch.look(running, self.before, self._reports(), now)
+        is_used = self._watch.observe(running, self.before, self._reports(), now)
         running = self._watch.counted(running)
         if is_used:
             running = replace(running, elapsed_seconds=running.elapsed_seconds + passed)

@@ -64,7 +64,7 @@ class Traffic:
         return self if min(gone.requests, gone.errors, *gone.latencies, 0) < 0 else gone
 
     @property
-    def asked(self) -> int:
+    def total(self) -> int:
         """The requests, with the errors."""
         return self.requests + self.errors
 
@@ -133,16 +133,16 @@ def complaint(part: Traffic, others: Traffic) -> str:
 
 
 def _more_errors(part: Traffic, others: Traffic) -> str:
-    if part.asked < LEAST_REQUESTS:
+    if part.total < LEAST_REQUESTS:
         return ""
-    low, _ = wilson(part.errors, part.asked)
+    low, _ = wilson(part.errors, part.total)
     limit = _UNKNOWN_ERRORS
-    if others.asked >= LEAST_REQUESTS:
-        _, high = wilson(others.errors, others.asked)
-        limit = max(high, others.errors / others.asked + _MARGIN)
+    if others.total >= LEAST_REQUESTS:
+        _, high = wilson(others.errors, others.total)
+        limit = max(high, others.errors / others.total + _MARGIN)
     if low <= limit:
         return ""
-    return f"{part.errors} of its {part.asked} requests failed, and {others.errors} of {others.asked} at the others"
+    return f"{part.errors} of its {part.total} requests failed, and {others.errors} of {others.total} at the others"
 
 
 def _slower(part: Traffic, others: Traffic) -> str:

@@ -29,7 +29,7 @@ OWN_NAME: Final = ""
 class Watch(Protocol):
     """Watches one rollout. For one thread."""
 
-    def look(
+    def observe(
         self, running: RunningRollout, before: CheckpointKey | None, servers: Sequence[ServerReport], now: float
     ) -> bool:
         """Take the reports of the servers; return whether one of them uses the new version.
@@ -86,7 +86,7 @@ class CanaryWatch:
         self._failing = _Failing()
         self._part, self._others = Tally(), Tally()
 
-    def look(
+    def observe(
         self, running: RunningRollout, before: CheckpointKey | None, servers: Sequence[ServerReport], now: float
     ) -> bool:
         """See `Watch`."""
@@ -140,7 +140,7 @@ class ShadowWatch:
         self._failing = _Failing()
         self._tally = ShadowTally() if running is None else ShadowTally(running.shadow, running.shadow_servers)
 
-    def look(
+    def observe(
         self, running: RunningRollout, before: CheckpointKey | None, servers: Sequence[ServerReport], now: float
     ) -> bool:
         """See `Watch`."""

@@ -82,7 +82,7 @@ class ServingTarget:
     def step_without_pin(self) -> int | None:
         """Return the step that would be serving without a pin, or None to keep the current one."""
         chosen = self._eligible.choose(self._policy)
-        return chosen if self.rollout is None else self._held(chosen, self.rollout)
+        return chosen if self.rollout is None else self._during_rollout(chosen, self.rollout)
 
     def advance(self) -> None:
         """Apply the gate to new scores, and take the step of a rollout that is due. For one thread at a time.
@@ -95,7 +95,7 @@ class ServingTarget:
         if self.rollout is not None:
             self.rollout.advance(self)
 
-    def _held(self, chosen: int | None, rollout: Rollout) -> int | None:
+    def _during_rollout(self, chosen: int | None, rollout: Rollout) -> int | None:
         """Return what this evaluator serves of what the policy chooses: the version before, during a rollout."""
         before = rollout.before
         if before is not None and self._store.find(before[0]) is None and not self._store.is_complete:

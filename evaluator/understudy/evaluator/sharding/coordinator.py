@@ -21,7 +21,7 @@ from understudy.evaluator.sharding.pool import (
     WorkerReady,
     WorkFailed,
 )
-from understudy.evaluator.sharding.schedule import Kill, Patience, ShardingError, ShardSchedule
+from understudy.evaluator.sharding.schedule import Kill, ShardingError, ShardSchedule, WorkerTimeouts
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ShardCoordinator:
         shards: The shards, in order, with different indices.
         pool: Computes them. The coordinator closes it, unless it is to be kept.
         keeps_pool: Whether the pool is used again afterwards.
-        patience: How long workers may take.
+        timeouts: How long workers may take.
         facts: Those of the workers of earlier shards.
         clock: Returns seconds.
     """
@@ -63,7 +63,7 @@ class ShardCoordinator:
         pool: WorkerPool,
         *,
         keeps_pool: bool = False,
-        patience: Patience | None = None,
+        timeouts: WorkerTimeouts | None = None,
         facts: Sequence[Facts] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -72,7 +72,7 @@ class ShardCoordinator:
         self._pool = pool
         self._keeps_pool = keeps_pool
         self._clock = clock
-        self._schedule = ShardSchedule(len(shards), window=_window(pool), patience=patience)
+        self._schedule = ShardSchedule(len(shards), window=_window(pool), timeouts=timeouts)
         self._staffed = clock()
         self._mixture = MixtureNotes()
         for each in facts:

@@ -24,7 +24,7 @@ from understudy.evaluator.sharding.coordinator import ShardCoordinator
 from understudy.evaluator.sharding.platform_facts import SOFTWARE
 from understudy.evaluator.sharding.pool import Facts, WorkerPool
 from understudy.evaluator.sharding.progress_file import ProgressFile, StoredProgress
-from understudy.evaluator.sharding.schedule import Patience
+from understudy.evaluator.sharding.schedule import WorkerTimeouts
 from understudy.evaluator.sharding.work import (
     BATCHES_PER_SHARD,
     Work,
@@ -32,8 +32,8 @@ from understudy.evaluator.sharding.work import (
     described,
     load_slot,
     open_data,
-    patience_for,
     shards_of,
+    timeouts_for,
 )
 from understudy.evaluator.types import Batch, EvaluationResult, MetricSpec, Progress
 
@@ -53,7 +53,7 @@ def evaluate_files(
     metrics: tuple[MetricSpec, ...] = (),
     breakdown: BreakdownOptions | None = None,
     make_pool: MakePool | None = None,
-    patience: Patience | None = None,
+    timeouts: WorkerTimeouts | None = None,
     batches_per_shard: int = BATCHES_PER_SHARD,
     progress: Progress | None = None,
     progress_file: ProgressFile | None = None,
@@ -69,7 +69,7 @@ def evaluate_files(
         metrics: The metrics; the compiled ones if empty.
         breakdown: What to compute besides the metrics of all examples.
         make_pool: Makes the pool of workers; None to compute everything here.
-        patience: How long workers may take.
+        timeouts: How long workers may take.
         batches_per_shard: The number of batches of each shard.
         progress: Called with the examples scored so far; None for no calls.
         progress_file: Stores the progress, and has that of an earlier process; None to begin at the beginning.
@@ -114,10 +114,10 @@ def evaluate_files(
     scorer = slot.scorer_of_outputs(metrics, increments=with_increments)
     work = replace(work, data=described(work.data, dataset))
     pool = make_pool(work)
-    patience = patience or patience_for(work.data)
+    timeouts = timeouts or timeouts_for(work.data)
     facts = () if stored is None else stored.facts
     with (
-        ShardCoordinator(shards, pool, patience=patience, facts=facts) as coordinator,
+        ShardCoordinator(shards, pool, timeouts=timeouts, facts=facts) as coordinator,
         _opened(slot, scorer, work, step=step, breakdown=breakdown, stored=stored) as stream,
     ):
         skipped = (scored - shards[0].first_example) // work.batch_size
@@ -185,19 +185,19 @@ class _Scoring:
     def run(self, batches: Iterator[Batch], scored: int) -> EvaluationResult:
         """Return the score of all batches, of which those of ``scored`` examples were scored before."""
         if scored:
-            self._tell(scored)
+            self._report(scored)
         for batch in batches:
             self.stream.add(batch).result(_BATCH_SECONDS)
             scored += batch.examples
             if self.file is not None and self.total is not None and scored < self.total:  # a batch must follow
                 self.file.offer(scored, self.stream.stored, self.facts())
-            self._tell(scored)
+            self._report(scored)
         result = self.stream.finish()
         if self.file is not None:
             self.file.end()
         return result
 
-    def _tell(self, scored: int) -> None:
+    def _report(self, scored: int) -> None:
         if self.progress is not None:
             self.progress(scored, self.total)
 

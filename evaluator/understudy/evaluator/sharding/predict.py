@@ -27,7 +27,7 @@ from understudy.evaluator.sharding.coordinator import ShardCoordinator
 from understudy.evaluator.sharding.evaluate import MakePool
 from understudy.evaluator.sharding.pool import Shard, ShardResult
 from understudy.evaluator.sharding.progress_file import check_job
-from understudy.evaluator.sharding.schedule import Patience
+from understudy.evaluator.sharding.schedule import WorkerTimeouts
 from understudy.evaluator.sharding.work import (
     BATCHES_PER_SHARD,
     Work,
@@ -35,8 +35,8 @@ from understudy.evaluator.sharding.work import (
     described,
     load_slot,
     open_data,
-    patience_for,
     shards_of,
+    timeouts_for,
 )
 from understudy.evaluator.types import Progress
 from understudy.experiments.example_arrays import portable
@@ -62,7 +62,7 @@ def predict_files(
     *,
     step: int,
     make_pool: MakePool,
-    patience: Patience | None = None,
+    timeouts: WorkerTimeouts | None = None,
     batches_per_shard: int = BATCHES_PER_SHARD,
     progress: Progress | None = None,
 ) -> PredictedFiles:
@@ -73,7 +73,7 @@ def predict_files(
         folder: The folder, made if it does not exist.
         step: The step of the checkpoint.
         make_pool: Makes the pool of workers.
-        patience: How long workers may take.
+        timeouts: How long workers may take.
         batches_per_shard: The number of batches of each shard.
         progress: Called with the examples whose outputs are written; None for no calls.
 
@@ -100,23 +100,23 @@ def predict_files(
     with _owned(folder, job), _storage_errors(folder):
         missing = [shard for shard in shards if not (folder / file_of(shard)).exists()]
         done = examples - sum(shard.examples for shard in missing)
-        _tell(progress, done, examples)
+        _report(progress, done, examples)
         notes: tuple[str, ...] = ()
         if missing:
             with ShardCoordinator(
-                missing, make_pool(work), patience=patience or patience_for(work.data)
+                missing, make_pool(work), timeouts=timeouts or timeouts_for(work.data)
             ) as coordinator:
                 for shard, result in coordinator.results():
                     write_bytes(folder / file_of(shard), _encoded(shard, result))
                     done += shard.examples
-                    _tell(progress, done, examples)
+                    _report(progress, done, examples)
                 notes = tuple(coordinator.notes)
         files = [_described(folder, shard) for shard in shards]
         write_json(folder / MANIFEST_FILE, {**job, "files": files, "notes": list(notes)})
     return PredictedFiles(folder=folder, files=len(files), examples=examples, notes=notes)
 
 
-def _tell(progress: Progress | None, done: int, examples: int) -> None:
+def _report(progress: Progress | None, done: int, examples: int) -> None:
     if progress is not None:
         progress(done, examples)
 

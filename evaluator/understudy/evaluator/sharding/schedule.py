@@ -29,7 +29,7 @@ class ShardingError(EvaluatorError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class WorkerTimeouts:
     """How long a worker may take, in seconds.
 
     Attributes:
@@ -82,17 +82,17 @@ class ShardSchedule:
     Args:
         shards: The number of shards.
         window: How many shards may be begun and not consumed. Bounds the memory of their results.
-        patience: How long workers may take.
+        timeouts: How long workers may take.
 
     Attributes:
         window: See above; it may be changed.
         repeated: How many shards were given to a further worker.
     """
 
-    def __init__(self, shards: int, *, window: int, patience: Patience | None = None) -> None:
+    def __init__(self, shards: int, *, window: int, timeouts: WorkerTimeouts | None = None) -> None:
         self._shards = shards
         self.window = window
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or WorkerTimeouts()
         self._workers: dict[WorkerId, _Worker] = {}
         self._next = 0
         self._again: set[int] = set()
@@ -174,25 +174,25 @@ class ShardSchedule:
 
     def next_change(self, now: float) -> float:
         """Return after how many seconds `decide` may return something if nothing happens until then."""
-        limits = [worker.since + self._patience.start - now for worker in self._workers.values() if not worker.is_ready]
+        limits = [worker.since + self._timeouts.start - now for worker in self._workers.values() if not worker.is_ready]
         for attempts in self._under_way.values():
             for began in attempts.running.values():
                 limits += [began + factor * self._overdue - now for factor in (1.0, 2.0)]
-        return min((limit for limit in limits if limit > 0), default=self._patience.start)
+        return min((limit for limit in limits if limit > 0), default=self._timeouts.start)
 
     @property
     def _overdue(self) -> float:
         """After how many seconds a shard is given to a second worker."""
-        usual = self._patience.first
+        usual = self._timeouts.first
         if self._durations:
-            usual = max(self._patience.least, self._patience.times * statistics.median(self._durations))
+            usual = max(self._timeouts.least, self._timeouts.times * statistics.median(self._durations))
         return usual * self._strained
 
     def _kills(self, now: float) -> list[Kill]:
         kills = []
         for name, worker in list(self._workers.items()):
             taken = now - worker.since
-            if not worker.is_ready and taken >= self._patience.start:
+            if not worker.is_ready and taken >= self._timeouts.start:
                 kills.append(Kill(name, f"it was not ready after {taken:.0f} s"))
             elif worker.shard is not None and taken >= 2 * self._overdue:
                 kills.append(Kill(name, f"shard {worker.shard} took {taken:.1f} s"))

@@ -16,7 +16,7 @@ from understudy.evaluator.model.devices import DeviceSettings, build_strategy
 from understudy.evaluator.model.loaders import loader_for
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.sharding.pool import Shard
-from understudy.evaluator.sharding.schedule import Patience
+from understudy.evaluator.sharding.schedule import WorkerTimeouts
 from understudy.experiments import load_experiment
 
 BATCHES_PER_SHARD = 16
@@ -153,13 +153,13 @@ def described(source: DataSource, dataset: SeekableDataset) -> DataSource:
     return replace(source, digest=dataset.digest, records=records)
 
 
-def patience_for(source: DataSource) -> Patience | None:
+def timeouts_for(source: DataSource) -> WorkerTimeouts | None:
     """Return how long workers may take that fetch files at URLs for a shard; None for the usual time."""
     if source.records is None:
         return None
     largest = max(file.status.size_bytes for file in source.records.files)
     seconds = _LEAST_FETCH_SECONDS + largest / _SLOW_BYTES_PER_SECOND
-    return Patience(least=seconds, first=max(seconds, Patience.first))
+    return WorkerTimeouts(least=seconds, first=max(seconds, WorkerTimeouts.first))
 
 
 def _opened(source: DataSource) -> SeekableDataset:

@@ -205,9 +205,9 @@ class _Share(CallShare):
         if not self._is_over:
             self._is_over = True
             self._usage.held_bytes -= self._held + self._unfinished
-            self._give_back_place()
+            self._release_place()
 
-    def _give_back_place(self) -> None:
+    def _release_place(self) -> None:
         self._usage.requests -= 1
 
     def _spend(self) -> None:
@@ -270,5 +270,5 @@ class _StreamShare(_Share):
         if usage.budget < 0:
             await asyncio.sleep(-usage.budget / rate)
 
-    def _give_back_place(self) -> None:
+    def _release_place(self) -> None:
         self._usage.streams -= 1

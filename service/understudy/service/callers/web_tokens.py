@@ -59,7 +59,7 @@ class IssuerKeys:
         self._content = b""
         self.current: KeySet | None = None
 
-    def ask_soon(self) -> None:
+    def refresh_soon(self) -> None:
         """Fetch the keys again soon, as a token names one that is unknown."""
         self._due = min(self._due, self._fetched + RETRY_SECONDS)
 
@@ -176,7 +176,7 @@ def verified_caller(token: str, issuer: Issuer, keys: IssuerKeys, now: float) ->
     except ExpiredTokenError:
         raise UnauthenticatedError("the token has expired; get a new one") from None
     except (*_KEY_ERRORS, RecursionError) as error:
-        keys.ask_soon()
+        keys.refresh_soon()
         # Only the kind of joserfc's errors: a text could quote the token.
         reason = error.error if isinstance(error, JoseError) else "malformed"
         raise UnauthenticatedError(f"the token of the issuer {issuer.name!r} is not valid: {reason}") from None

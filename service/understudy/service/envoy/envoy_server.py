@@ -138,12 +138,12 @@ class Admin:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def until_live(self, seconds: float) -> None:
+    async def wait_live(self, seconds: float) -> None:
         """Wait until Envoy listens; raise FrontEndError if it does not."""
 
         async def live() -> bool:
             try:
-                return (await self._ask("GET", "/ready")).startswith(b"LIVE")
+                return (await self._request_admin("GET", "/ready")).startswith(b"LIVE")
             except OSError:
                 return False
 
@@ -152,8 +152,8 @@ class Admin:
 
     async def start_draining(self) -> None:
         """Accept no connection any more, and send GOAWAY on each with its next response."""
-        await self._ask("POST", "/healthcheck/fail")
-        await self._ask("POST", "/drain_listeners")
+        await self._request_admin("POST", "/healthcheck/fail")
+        await self._request_admin("POST", "/drain_listeners")
 
     async def until_unconnected(self, seconds: float) -> None:
         """Wait until every connection is closed, or the time is up."""
@@ -167,16 +167,18 @@ class Admin:
         """Wait until these statistics are zero, or the time is up."""
 
         async def are_zero() -> bool:
-            stats = json.loads(await self._ask("GET", f"/stats?format=json&filter={'|'.join(names)}"))["stats"]
+            stats = json.loads(await self._request_admin("GET", f"/stats?format=json&filter={'|'.join(names)}"))[
+                "stats"
+            ]
             values = {stat["name"]: stat["value"] for stat in stats if "name" in stat}
             return all(not values.get(_PREFIX + name) for name in names)
 
         await _until(are_zero, seconds)
 
-    async def _ask(self, method: Literal["GET", "POST"], path: str) -> bytes:
-        return await asyncio.to_thread(self._ask_blocking, method, path)
+    async def _request_admin(self, method: Literal["GET", "POST"], path: str) -> bytes:
+        return await asyncio.to_thread(self._request_admin_blocking, method, path)
 
-    def _ask_blocking(self, method: str, path: str) -> bytes:
+    def _request_admin_blocking(self, method: str, path: str) -> bytes:
         connection = _UnixConnection(self._path)
         try:
             connection.request(method, path)
@@ -257,7 +259,7 @@ class EnvoyServer:
         Raises:
             FrontEndError: Envoy does not listen.
         """
-        await self._admin.until_live(_LIVE_SECONDS)
+        await self._admin.wait_live(_LIVE_SECONDS)
         self._app = GrpcAsgiApp(methods, self._monitor, self._max_message_bytes, max_body_bytes=self._max_body_bytes)
         self._host.open(self._app)
 

@@ -63,7 +63,7 @@ class Spools:
                 self._bytes_of[caller] += size
             self._bytes += size
 
-    def give_back(self, size: int, caller: str | None) -> None:
+    def release(self, size: int, caller: str | None) -> None:
         """Count deleted bytes."""
         with self._lock:
             self._bytes -= size
@@ -119,7 +119,7 @@ class Spool:
     def close(self) -> None:
         """Delete the file. Idempotent."""
         self._file.close()
-        self._quota.give_back(self._bytes, self._caller)
+        self._quota.release(self._bytes, self._caller)
         self._bytes = 0
 
 

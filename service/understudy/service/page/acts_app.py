@@ -41,10 +41,10 @@ from understudy.service.page.forms import (
     MAX_FORM_BYTES,
     TOKEN,
     FormTokens,
-    asked,
     check_same_origin,
     fields_of,
     number,
+    requested,
 )
 from understudy.service.page.operations import Operations
 from understudy.service.page.page_call import ActCall, Endpoint, Outcome, PageCall, Progress, Work, Working, page_method
@@ -128,11 +128,11 @@ class ActsApp:
         describe = partial(
             self._confirmations.of,
             act,
-            step=asked(call, STEP),
-            first=asked(call, FIRST),
-            second=asked(call, SECOND),
+            step=requested(call, STEP),
+            first=requested(call, FIRST),
+            second=requested(call, SECOND),
             destination=call.request.query_params.get(DESTINATION, ""),
-            letter=asked(call, LETTER),
+            letter=requested(call, LETTER),
         )
         confirmation = await self._run(describe)
         token = self._tokens.issue(_name(call), act, confirmation.fields)
@@ -243,7 +243,7 @@ class ActsApp:
             if not task.done():
                 halves = self._renderer.halves("working.html", call, title=title, back=back)
                 await page.begin(streamed("text/html", call), halves)
-                async with aclosing(working.lines(task, self._told)) as lines:
+                async with aclosing(working.lines(task, self._progress_text)) as lines:
                     async for each in lines:
                         await page.send(each)
             outcome = task.result()
@@ -251,7 +251,7 @@ class ActsApp:
                 await page.end(outcome.html)
             return outcome.response
 
-    def _told(self, progress: Progress) -> str:
+    def _progress_text(self, progress: Progress) -> str:
         return self._renderer.part("told.html", {"progress": progress})
 
     async def _evaluate(self, method: Method, call: ActCall, dataset: str, step: int, progress: Progress) -> Outcome:

@@ -55,7 +55,7 @@ class ChangeFeed:
         self._max_streams = max_streams
         self._changed = Notifier()
         self._open = 0
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._changes = 0
         self._changed_at: dict[str, int] = {}
         self._all_changed_at = 0
@@ -91,16 +91,16 @@ class ChangeFeed:
                 retry_after_seconds=RETRY_SECONDS,
             )
         self._open += 1
-        if self._looking is None or self._looking.done():
+        if self._polling is None or self._polling.done():
             self._change_all()  # nothing has looked meanwhile
-            self._looking = asyncio.create_task(self._look())
+            self._polling = asyncio.create_task(self._poll())
         try:
             yield
         finally:
             self._open -= 1
             if not self._open:
-                self._looking.cancel()
-                self._looking = None
+                self._polling.cancel()
+                self._polling = None
 
     async def changes(self) -> AsyncIterator[bool]:
         """Yield True at the start and after changes, and False while there are none, to keep the stream alive.
@@ -120,7 +120,7 @@ class ChangeFeed:
                     return
                 yield False
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Notify of changes, until this task is cancelled."""
         loop = asyncio.get_running_loop()
         seen: Mapping[str, object] = {}

@@ -100,7 +100,7 @@ def check_same_origin(call: PageCall) -> None:
 _LARGEST: Final = 2**63 - 1
 
 
-def asked(call: PageCall, name: str) -> int | None:
+def requested(call: PageCall, name: str) -> int | None:
     """Return a parameter of the query that is a number; None if it is missing.
 
     Raises:

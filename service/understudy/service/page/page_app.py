@@ -31,7 +31,7 @@ from understudy.service.page.acts_app import ActsApp
 from understudy.service.page.change_feed import ChangeFeed
 from understudy.service.page.comparing import recorded, recorded_tables
 from understudy.service.page.contents import Contents
-from understudy.service.page.forms import asked, number
+from understudy.service.page.forms import number, requested
 from understudy.service.page.history import History
 from understudy.service.page.operations import Operations
 from understudy.service.page.page_call import Endpoint, PageCall, page_method
@@ -153,7 +153,7 @@ class PageApp:
         return HTMLResponse(self._renderer.page("overview.html", call, parts=contents, stream=stream))
 
     def _overview(self, call: PageCall) -> Sequence[Part]:
-        before, first = asked(call, "before"), asked(call, "charts") or 0
+        before, first = requested(call, "before"), requested(call, "charts") or 0
         return self._contents.overview(root_of(call), self._acts.allowed(call), before=before, first=first)
 
     async def checkpoint(self, call: PageCall) -> Response:
@@ -173,7 +173,7 @@ class PageApp:
 
     async def compare(self, call: PageCall) -> Response:
         """Return two versions beside each other, as the ledger has them."""
-        first, second = asked(call, FIRST), asked(call, SECOND)
+        first, second = requested(call, FIRST), requested(call, SECOND)
         if first is None or second is None or first == second:
             raise InvalidInputError("two different steps are needed, such as /compare?first=100&second=200")
         compared = await self._run(partial(recorded, self._model.evaluator, first, second))
@@ -185,7 +185,7 @@ class PageApp:
     async def tables(self, call: PageCall) -> Response:
         """Return the tables that were recorded with the evaluations of one version, or of two beside each other."""
         dataset = call.request.query_params.get("dataset", "")
-        steps = [step for step in (asked(call, FIRST), asked(call, SECOND)) if step is not None]
+        steps = [step for step in (requested(call, FIRST), requested(call, SECOND)) if step is not None]
         if not dataset or not steps:
             raise InvalidInputError("a dataset and a step are needed, such as /tables?dataset=test&first=100")
         content = await self._run(partial(recorded_tables, self._model.evaluator, dataset, steps))
@@ -253,5 +253,5 @@ def _step(call: PageCall) -> int:
 
 def _paging(call: PageCall) -> dict[str, int]:
     """Return the parameters that say which of many checkpoints and charts are shown."""
-    found = ((name, asked(call, name)) for name in ("before", "charts"))
+    found = ((name, requested(call, name)) for name in ("before", "charts"))
     return {name: value for name, value in found if value is not None}

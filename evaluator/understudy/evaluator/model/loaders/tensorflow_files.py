@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from understudy.checkpoints.kinds import ModelKind
-from understudy.compat import parse_object_graph, parse_saved_model, take_apart
+from understudy.compat import parse_object_graph, parse_saved_model, uncompile
 from understudy.evaluator.evaluator_errors import LoadError, first_line
 from understudy.evaluator.model.loaders.loader import BuiltModel
 from understudy.evaluator.model.weights import assign_from_hdf5
@@ -152,7 +152,7 @@ class VariablesLoader:
     def build(self, model_file: Path) -> BuiltModel:
         """See `ModelLoader`."""
         try:
-            built = _taken_apart(self._build_model())
+            built = _uncompiled(self._build_model())
         except Exception as error:
             raise LoadError(f"the experiment's model cannot be built: {first_line(error)}") from error
         self.assign(built.model, model_file)
@@ -204,8 +204,8 @@ def _roots(model: Any, prefix: Path) -> Iterator[tf.train.Checkpoint]:
             yield tf.train.Checkpoint(**{name: model})
 
 
-def _taken_apart(model: Any) -> BuiltModel:
+def _uncompiled(model: Any) -> BuiltModel:
     """Return the model without its compilation, and its compile arguments."""
     config = model.get_compile_config() if model.compiled else None
-    take_apart(model)
+    uncompile(model)
     return BuiltModel(model=model, compile_config=config or {})
