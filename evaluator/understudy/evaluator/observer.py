@@ -1,4 +1,4 @@
-"""The events that an evaluator tells its observer."""
+"""The events of which an evaluator notifies its observer."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 
 
 class StepChanges:
-    """Tells any number of `ChangedSteps` which steps changed. Thread-safe, but for the construction of readers."""
+    """Notes which steps changed, for any number of `ChangedSteps`. Thread-safe, but for the construction of readers."""
 
     def __init__(self) -> None:
         self._readers: list[ChangedSteps] = []
 
     def add_reader(self, reader: ChangedSteps) -> None:
-        """Tell a reader of later changes."""
+        """Add a reader of later changes."""
         self._readers.append(reader)
 
     def note(self, *steps: int) -> None:

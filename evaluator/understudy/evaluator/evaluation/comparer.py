@@ -351,7 +351,7 @@ class Comparer:
         return outcome
 
     def stop(self) -> None:
-        """Tell all comparisons that their results are no longer wanted."""
+        """Cancel all comparisons."""
         self._closing = True
 
     def close(self) -> None:

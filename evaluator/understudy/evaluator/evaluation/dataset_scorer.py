@@ -78,7 +78,7 @@ class DatasetScorer:
     Args:
         engine: Runs the batches.
         recorder: Records the results.
-        observer: Told how long each evaluation waited for its examples.
+        observer: Notified of how long each evaluation waited for its examples.
         batch_size: Examples per batch.
         with_tables: Whether tables, the hardest examples and the outcomes of examples are recorded, too.
         breakdown: What to compute besides the metrics.
@@ -268,7 +268,7 @@ class _Source:
     Attributes:
         scorer: A scorer of the batches.
         batches: The batches.
-        computing: Told the future of each batch.
+        computing: Called with the future of each batch.
         finish: Called after the last batch; returns notes on the score.
     """
 

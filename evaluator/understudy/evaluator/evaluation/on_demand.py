@@ -49,7 +49,7 @@ class ServableExecutor(Generic[_T]):
         self._closing = False
 
     def submit(self, step: int, work: Work[_T], *, deadline: float | None) -> Future[_T]:
-        """Run work once a step is loaded. Cancelling the future leaves the queue, or tells the work to stop.
+        """Run work once a step is loaded. Cancelling the future leaves the queue, or cancels the work.
 
         Raises:
             VersionNotFoundError: There is no such checkpoint.
@@ -62,7 +62,7 @@ class ServableExecutor(Generic[_T]):
         return outcome
 
     def stop(self) -> None:
-        """Tell all work that its result is no longer wanted."""
+        """Cancel all work."""
         self._closing = True
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class OnDemandEvaluations:
         )
 
     def stop(self) -> None:
-        """Tell all evaluations that their results are no longer wanted."""
+        """Cancel all evaluations."""
         for part in (self._opening, self._scoring, self._comparer):
             part.stop()
 

@@ -52,7 +52,7 @@ class Recorder:
         tables: Files for the tables of evaluations; None if there never are any.
 
     Attributes:
-        changes: Tells of the steps that have a new entry, or are to be scored on one more dataset.
+        changes: Notes the steps that have a new entry, or are to be scored on one more dataset.
     """
 
     def __init__(

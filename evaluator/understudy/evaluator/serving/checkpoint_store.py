@@ -53,7 +53,7 @@ class CheckpointStore:
             The source itself checks what it fetches.
 
     Attributes:
-        changes: Tells of the steps whose checkpoint appears, disappears, is replaced, or gets a private folder.
+        changes: Notes the steps whose checkpoint appears, disappears, is replaced, or gets a private folder.
     """
 
     def __init__(self, source: CheckpointSource, directory: Path, *, accepted: AcceptedKeys | None = None) -> None:
@@ -67,12 +67,12 @@ class CheckpointStore:
         sweep(directory)
         steps = {parse_step(folder.name) for folder in directory.iterdir()}
         self._leftovers = {step for step in steps if step is not None}
-        self._strange_leftovers: SortedSet[int] = SortedSet(self._leftovers)
+        self._unread_leftovers: SortedSet[int] = SortedSet(self._leftovers)
 
     @property
     def is_complete(self) -> bool:
         """Whether the last `refresh` found all checkpoints. If not, the next one finds more."""
-        return self._source.is_complete and not self._strange_leftovers
+        return self._source.is_complete and not self._unread_leftovers
 
     def refresh(self, wanted: Collection[int] = ()) -> None:
         """Poll the source for its current checkpoints, newest first. For one thread at a time.
@@ -98,7 +98,7 @@ class CheckpointStore:
 
     def _offer(self, checkpoint: Checkpoint) -> None:
         step = checkpoint.step
-        self._strange_leftovers.discard(step)
+        self._unread_leftovers.discard(step)
         item = self._items.get(step)
         if item is None or item.info.digest != checkpoint.digest:
             self._items[step] = _Item(info=_info(checkpoint), offered=checkpoint)
@@ -249,17 +249,17 @@ class CheckpointStore:
 
     def _adopt_leftovers(self, wanted: Collection[int]) -> None:
         """Identify some folders of an earlier process, newest first, once the source is complete."""
-        if not self._strange_leftovers or not (self._source.is_complete or self._newest_is_left_over()):
+        if not self._unread_leftovers or not (self._source.is_complete or self._newest_is_left_over()):
             return
-        first = [step for step in wanted if step in self._strange_leftovers]
-        newest = itertools.islice(reversed(self._strange_leftovers), _ADOPTED_AT_ONCE)
+        first = [step for step in wanted if step in self._unread_leftovers]
+        newest = itertools.islice(reversed(self._unread_leftovers), _ADOPTED_AT_ONCE)
         for step in dict.fromkeys((*first, *newest)):
-            self._strange_leftovers.discard(step)
+            self._unread_leftovers.discard(step)
             self._adopt_leftover(step)
 
     def _newest_is_left_over(self) -> bool:
         with self._lock:
-            return not self._items or self._strange_leftovers[-1] > self._items.peekitem()[0]
+            return not self._items or self._unread_leftovers[-1] > self._items.peekitem()[0]
 
     def _adopt_leftover(self, step: int) -> None:
         folder = self._folder(step)

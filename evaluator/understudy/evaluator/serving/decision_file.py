@@ -212,7 +212,7 @@ class DecisionFile:
             write_json(self._path, asdict(decision))
         except OSError as error:
             if not self._failed:
-                _log.warning("cannot tell other servers what to serve", extra={"reason": str(error)})
+                _log.warning("cannot write what other servers are to serve", extra={"reason": str(error)})
             self._failed = True
         else:
             self._written, self._failed = decision, False
@@ -268,7 +268,7 @@ def _left_by_earlier_process(path: Path) -> ServingDecision | None:
 class FollowedDecision:
     """The last decision that was read from another evaluator's state folder. It stays when the folder is gone.
 
-    It is a `FollowedEvaluator`, which is not told anything.
+    It is a `FollowedEvaluator` that receives no reports.
 
     Args:
         directory: The other evaluator's state folder, which need not exist yet.

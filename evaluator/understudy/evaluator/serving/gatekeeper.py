@@ -42,7 +42,7 @@ class Gatekeeper:
         recorder: Records the decisions, and has undecided checkpoints scored on the further dataset.
 
     Attributes:
-        changes: Tells of the steps that are admitted.
+        changes: Notes the steps that are admitted.
     """
 
     def __init__(

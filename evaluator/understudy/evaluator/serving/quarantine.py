@@ -48,7 +48,7 @@ class Quarantine:
         clock: Monotonic clock, in seconds.
 
     Attributes:
-        changes: Tells of the steps that fail, succeed, or are due.
+        changes: Notes the steps that fail, succeed, or are due.
     """
 
     def __init__(self, *, attempts: int, retry_seconds: float, clock: Callable[[], float]) -> None:
@@ -118,7 +118,7 @@ class Quarantine:
         return failure is not None and failure.given_up
 
     def note_due(self) -> None:
-        """Tell of each step whose retry is due by now, once."""
+        """Note each step whose retry is due by now, once."""
         due = []
         with self._lock:
             while self._retries and self._retries[0][0] <= self._clock():
@@ -126,6 +126,6 @@ class Quarantine:
         self.changes.note(*due)
 
     def seconds_to_next_retry(self) -> float | None:
-        """Return the time until the next retry of which `note_due` has not told (0 if it is due), or None."""
+        """Return the time until the next retry that `note_due` has not noted (0 if it is due), or None."""
         with self._lock:
             return max(0.0, self._retries[0][0] - self._clock()) if self._retries else None

@@ -86,7 +86,7 @@ class Ranking:
         content: The digest of the monitored dataset.
 
     Attributes:
-        changes: Tells of the steps whose score changes.
+        changes: Notes the steps whose score changes.
     """
 
     def __init__(self, monitor: Monitor | None, content: str = "") -> None:

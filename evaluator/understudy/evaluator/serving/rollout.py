@@ -75,13 +75,13 @@ class Rollout:
     Args:
         plan: Which part of the servers or requests, and for how long.
         directory: The state folder.
-        decisions: Tells the servers.
+        decisions: Publishes what the servers are to serve.
         recorder: Records the steps.
         ledger: Holds them.
         clock: Monotonic clock, in seconds.
 
     Attributes:
-        changes: Tells of the steps that are rejected.
+        changes: Notes the steps that are rejected.
 
     Raises:
         LedgerError: The ledger cannot be read.
@@ -232,7 +232,7 @@ class Rollout:
         self._begin(running)
 
     def _begin(self, running: RunningRollout, *, goes_on: bool = False) -> None:
-        """Record that a rollout began, and tell the servers, unless that was done before."""
+        """Record that a rollout began, and publish it to the servers, unless that was done before."""
         before = "none" if self.before is None else f"step {self.before[0]}"
         plan = self.plan
         if isinstance(plan, CanaryPlan):
@@ -383,7 +383,8 @@ def open_rollout(
 ) -> Rollout | None:
     """Return the rollout of a setting, which goes on with that of an earlier process.
 
-    Without a setting all servers serve what this evaluator serves, also those that an earlier process told otherwise.
+    Without a setting all servers serve what this evaluator serves, also those to which an earlier process gave another
+    version.
 
     Raises:
         LedgerError: The ledger cannot be read or written.

@@ -85,7 +85,7 @@ class UnsettledCheckpoints:
         (self._idle.add if info is None and key in self._leases else self._idle.discard)(key)
 
     def _set_ready(self, key: CheckpointKey, ready: CheckpointInfo | None) -> None:
-        """Note whether a checkpoint is leased and may be tried, to tell the backlog if that has changed."""
+        """Note whether a checkpoint is leased and may be tried, for the backlog if that has changed."""
         if ready is not None and key not in self._ready:
             self._ready.add(key)
             self._offered[key] = ready

@@ -130,7 +130,7 @@ class VersionStateMonitor:
 
     def scored(self, info: CheckpointInfo) -> None:
         """Record that a checkpoint has a result on every dataset."""
-        self._reached("scored", info)
+        self._report_delay("scored", info)
 
     def served(self, info: CheckpointInfo) -> None:
         """Record that a checkpoint serves, and the one before no longer does.
@@ -146,10 +146,10 @@ class VersionStateMonitor:
             is_new = info.created_at > self._newest_served
             self._newest_served = max(self._newest_served, info.created_at)
         if is_new:
-            self._reached("served", info)
+            self._report_delay("served", info)
 
-    def _reached(self, milestone: Milestone, info: CheckpointInfo) -> None:
-        """Tell the observer, except about checkpoints that were there before: they waited for the evaluator."""
+    def _report_delay(self, milestone: Milestone, info: CheckpointInfo) -> None:
+        """Notify the observer, except of checkpoints that were there before: they waited for the evaluator."""
         if info.created_at >= self._started_at:
             self._observer.checkpoint_reached(milestone, seconds=max(0.0, self._clock() - info.created_at))
 

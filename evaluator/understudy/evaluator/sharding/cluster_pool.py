@@ -72,7 +72,7 @@ def check_cluster(address: str) -> None:
     """Check what can be checked without the cluster.
 
     Raises:
-        ConfigurationError: Ray is not installed, or is not told to use a token.
+        ConfigurationError: Ray is not installed, or not set to use a token.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigurationError(

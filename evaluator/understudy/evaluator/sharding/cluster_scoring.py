@@ -59,7 +59,7 @@ class ClusterScoring:
     Args:
         cluster: The cluster.
         store: Has the files of the checkpoints.
-        observer: Told how many nodes there are, and each time that the cluster cannot be used.
+        observer: Notified of how many nodes there are, and each time that the cluster cannot be used.
         allow_unsafe_models: Whether the nodes may load models that name any class, function and operation.
         examples_per_pass: The most examples of one call of the model in this process.
         threads: The number of threads within one operation; None for TensorFlow's choice.

@@ -174,7 +174,7 @@ def _opened(
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Scores batches on a stream, tells the progress and stores it."""
+    """Scores batches on a stream, reports the progress and stores it."""
 
     stream: EvaluationStream
     total: int | None

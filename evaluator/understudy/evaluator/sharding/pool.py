@@ -97,7 +97,7 @@ Event = WorkerReady | ShardComputed | WorkerGone | WorkFailed
 class WorkerPool(Protocol):
     """Workers that compute shards, each one at a time. For one thread, except for `wake`.
 
-    A worker that was told to start reports `WorkerReady`, `WorkFailed` or `WorkerGone`. Nothing else reports that a
+    A worker that was started reports `WorkerReady`, `WorkFailed` or `WorkerGone`. Nothing else reports that a
     worker hangs; its owner kills it.
     """
 

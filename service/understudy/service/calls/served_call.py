@@ -234,7 +234,7 @@ class ServedMethod:
             answer: The transport's part: reads the request, calls the handler, and sends or returns the response.
 
         Returns:
-            What ``answer`` returns, or None if the call failed and its caller was told.
+            What ``answer`` returns, or None if the call failed and the failure was sent.
         """
         self._metrics.started_calls += 1
         self._open += 1

@@ -104,7 +104,7 @@ def join_batch(
     examples: int,
     step: int,
 ) -> TracedBatch | None:
-    """Tell the traced predictions of a batch that has just been computed about it. Called on the batch's thread.
+    """Record a batch that has just been computed on its traced predictions. Called on the batch's thread.
 
     Args:
         futures: The futures of all its predictions.

@@ -34,7 +34,7 @@ _SEND_SECONDS: Final = 5.0
 _TIMEOUT_SECONDS: Final = 5.0
 _ASK_SECONDS: Final = 0.02
 _GOAWAY_SECONDS: Final = 1.0
-"""How long connections that are told to end may bring new calls."""
+"""How long connections may bring new calls after GOAWAY."""
 _BUSY: Final = ("downstream_rq_active", "downstream_cx_tx_bytes_buffered")
 _CONNECTED: Final = ("downstream_cx_active",)
 _PREFIX: Final = "http.ingress_http."

@@ -47,11 +47,10 @@ from understudy.service.service_errors import grpc_port_in_use
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import Certificates, ServerCertificates, certificate_names
 
+_T = TypeVar("_T")
+
 MIN_PING_SECONDS = 10
 """How often a client may ping an idle connection. gRPC's default of 300 s would disconnect watches that do."""
-
-
-_T = TypeVar("_T")
 
 SERVERS = 8
 """How many servers share the port and the event loop. Each server takes one call per loop iteration from gRPC's core;

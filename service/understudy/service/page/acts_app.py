@@ -237,7 +237,7 @@ class ActsApp:
         return RedirectResponse(f"{root_of(call)}/", _SEE_OTHER)
 
     async def _work(self, work: Work, call: ActCall, page: _StreamedPage, *, title: str, back: str) -> Response:
-        """Return the answer, or if it takes a while send a page that tells how far it is and ends with the answer."""
+        """Return the answer, or if it takes a while send a page that shows the progress and ends with the answer."""
         working = Working(work)
         async with working as task:
             if not task.done():

@@ -1,4 +1,4 @@
-"""Tells open pages that something has changed."""
+"""Notifies open pages of changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request for the page, whose token may come from a browser's dialog, and what a page tells of long work."""
+"""A request for the page, whose token may come from a browser's dialog, and the progress of long work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from understudy.service.rest.rest_call import RestCall
 QUICK_SECONDS = 0.5
 """What takes no longer than this is answered at once, without such a page."""
 TELL_SECONDS = 1.0
-"""How often the page tells how far it is."""
+"""How often the page shows the progress."""
 LONGEST_SECONDS: Final = 3600.0
 """How long it may take in all."""
 
@@ -153,7 +153,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What was computed: as an answer of its own, and as the end of a page that told how far it was."""
+    """What was computed: as an answer of its own, and as the end of a page that showed the progress."""
 
     response: Response
     html: str
