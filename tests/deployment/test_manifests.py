@@ -17,7 +17,6 @@ from kubeflow_trainer_api import models
 
 from testkit.fetched import fetched
 from testkit.manifests import (
-    OVERLAYS,
     RENDERED,
     ROOT,
     Document,
@@ -45,7 +44,6 @@ TYPED = {
 }
 OF_OTHERS = {"BackendTLSPolicy", "Certificate", "GRPCRoute", "Issuer", "PodMonitor", "PrometheusRule", "ScaledObject"}
 every_rendering = pytest.mark.parametrize("name", RENDERED)
-every_overlay = pytest.mark.parametrize("name", OVERLAYS)
 
 
 @every_rendering

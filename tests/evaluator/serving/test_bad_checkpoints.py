@@ -15,6 +15,8 @@ from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, Versio
 
 SCORED, FAILED = EvaluationOutcome.SCORED, EvaluationOutcome.FAILED
 
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
 
 def test_the_next_newest_is_served_where_the_newest_are_damaged(harness: WatcherHarness) -> None:
     harness.lifecycle.publish(*range(1, 51))

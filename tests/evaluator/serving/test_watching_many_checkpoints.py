@@ -14,6 +14,8 @@ from testkit.text_lifecycle import WAIT_SECONDS
 from testkit.watcher_harness import WatcherHarness
 from understudy.evaluator.serving import checkpoint_watcher
 
+pytestmark = pytest.mark.usefixtures("logical_cpus")
+
 
 def test_of_thousands_of_checkpoints_few_are_read_before_the_newest_is_served(
     harness: WatcherHarness, monkeypatch: pytest.MonkeyPatch

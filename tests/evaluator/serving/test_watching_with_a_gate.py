@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from testkit.text_lifecycle import WAIT_SECONDS
 from testkit.watcher_harness import WatcherHarness
 from understudy.evaluator.types import EvaluationOutcome
 
 SCORED = EvaluationOutcome.SCORED
+
+pytestmark = pytest.mark.usefixtures("logical_cpus")
 
 ACCEPTED, REFUSED = EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED
 
