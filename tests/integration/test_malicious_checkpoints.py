@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from integration.conftest import Run
 
-from soak.malicious_models import HARMS, publish_malicious
+from soak.malicious import HARMS, publish_malicious
 from testkit.checkpoints import OUTPUTS, Chief, ones, step_model
 from testkit.in_process import RunningService, until
 from understudy.checkpoints.layout import RunDir

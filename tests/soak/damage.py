@@ -26,7 +26,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from soak.malicious_models import HARMS, describe, honest_model
+from soak.malicious import HARMS, describe, honest_model
 from soak.numbered import NumberedCheckpoints, ones, save_dataset
 from soak.trial import Trial
 from understudy.checkpoints import ModelKind, RunDir, RunSource

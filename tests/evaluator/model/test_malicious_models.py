@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from soak.malicious_models import HARMS, Harm, honest_model, model_with_asset, rewrite_config
+from soak.malicious import HARMS, Harm, honest_model, model_with_asset, rewrite_config
 from testkit.more_sample_models import KINDS
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import LoadError
