@@ -36,6 +36,9 @@ tests=("$@")
   tests/checkpoints/test_keras_signature.py
   tests/compat
   tests/cli/test_client_commands.py
+  tests/cli/test_evaluations.py
+  tests/cli/test_health.py
+  tests/cli/test_predict.py
   tests/cli/test_serve.py
   tests/clients/test_client.py
   tests/clients/test_retries.py
