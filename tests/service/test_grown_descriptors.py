@@ -16,7 +16,7 @@ from testkit.server_harness import FRONT_ENDS, PREDICTION_SERVICE, running_harne
 from understudy.service import services
 from understudy.service import services as reflection
 from understudy.service.calls.caller import ANY_GROUP, OPEN_TO_ALL
-from understudy.service.calls.methods import Service, foreign_service, service
+from understudy.service.calls.methods import Handler, Service, foreign_service, service
 from understudy.service.readiness import Readiness
 
 NEW_METHODS = ("NewUnary", "NewClientStream", "NewServerStream", "NewBidiStream")
@@ -100,7 +100,7 @@ async def test_every_service_is_there_when_the_descriptors_of_others_have_grown(
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 async def test_a_new_method_is_unimplemented_and_the_known_ones_are_answered(front_end: str) -> None:
-    health = foreign_service(grown(services.HEALTH), OPEN_TO_ALL, {"Check": _check})
+    health = foreign_service(grown(services.HEALTH), {"Check": Handler(OPEN_TO_ALL, _check)})
     async with running_harness(front_end, [health]) as harness:
         answer = await health_pb2_grpc.HealthStub(harness.channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -112,7 +112,9 @@ async def test_a_new_method_is_unimplemented_and_the_known_ones_are_answered(fro
 
 
 def test_an_answer_to_a_method_that_an_earlier_version_lacks_is_left_out() -> None:
-    health = foreign_service(shrunk(services.HEALTH, "Watch"), OPEN_TO_ALL, {"Check": _check, "Watch": _check})
+    health = foreign_service(
+        shrunk(services.HEALTH, "Watch"), dict.fromkeys(("Check", "Watch"), Handler(OPEN_TO_ALL, _check))
+    )
     assert names_of(health) == {"Check"}
 
 
@@ -121,7 +123,7 @@ def test_an_answer_to_a_method_that_an_earlier_version_lacks_is_left_out() -> No
 )
 def test_every_method_of_a_service_of_our_own_has_an_answer_and_no_other_has(answers: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"{PREDICTION_SERVICE} has the methods \['Predict', 'PredictStream'\]"):
-        service(services.PREDICTION, ANY_GROUP, answers)
+        service(services.PREDICTION, {name: Handler(ANY_GROUP, answer) for name, answer in answers.items()})
 
 
 @pytest.mark.skipif(

@@ -18,15 +18,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from testkit.certificates import SECONDS, Credentials, replace
-from understudy.service.calls.caller import OPEN_TO_ALL
-from understudy.service.calls.methods import foreign_service
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.grpcio.grpc_server import server_of
 from understudy.service.handlers.status_handlers import HealthHandler
 from understudy.service.readiness import Readiness
 from understudy.service.service_errors import SettingsError
-from understudy.service.services import HEALTH
+from understudy.service.services import health_service
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import Certificates, ServerCertificates, TlsFiles, certificate_names, is_loopback
 
@@ -202,7 +200,7 @@ async def test_without_authorities_of_clients_every_client_is_served(server: Cre
     readiness = Readiness()
     readiness.become_ready()
     health = HealthHandler(readiness, [])
-    service = foreign_service(HEALTH, OPEN_TO_ALL, {"Check": health.check, "List": health.list, "Watch": health.watch})
+    service = health_service(health)
     front_end = server_of(ServeSettings(run_dir=tmp_path), ServerCertificates(files_of(server)))
     port = front_end.bind("127.0.0.1", 0)
     await front_end.start(served_methods([service], new_registry()))

@@ -13,9 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from testkit.asgi_bridge import AsgiHandler
 from understudy.service.calls.call_limits import DisconnectMonitor
-from understudy.service.calls.caller import OPEN_TO_ALL, Group, only
 from understudy.service.calls.compression import MessageDecompressor
-from understudy.service.calls.methods import CallContext, Service, foreign_service, service
+from understudy.service.calls.methods import CallContext, Handler, Service, service
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import ServedMethods, served_methods
 from understudy.service.calls.status import Code
@@ -23,7 +22,7 @@ from understudy.service.envoy.asgi_app import GrpcAsgiApp
 from understudy.service.grpcio.grpc_server import MethodHandlers
 from understudy.service.handlers.status_handlers import HealthHandler
 from understudy.service.readiness import Readiness
-from understudy.service.services import HEALTH, PREDICTION
+from understudy.service.services import PREDICTION, PREDICTS, health_service
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc
 
 FRONT_ENDS = ("grpcio", "envoy")
@@ -62,11 +61,12 @@ class ScriptedHandlers:
         return [
             service(
                 PREDICTION,
-                only(Group.PREDICT),
-                {"Predict": self.predict, "PredictStream": self.predict_stream},
-                {"Predict": self.check_admission},
+                {
+                    "Predict": Handler(PREDICTS, self.predict, admit=self.check_admission),
+                    "PredictStream": Handler(PREDICTS, self.predict_stream),
+                },
             ),
-            foreign_service(HEALTH, OPEN_TO_ALL, {"Check": health.check, "List": health.list, "Watch": health.watch}),
+            health_service(health),
         ]
 
     async def _echo_step(self, request: prediction_pb2.PredictRequest) -> prediction_pb2.PredictResponse:

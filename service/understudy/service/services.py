@@ -18,6 +18,7 @@ from understudy.service.calls.caller import ANY_GROUP, OPEN_TO_ALL, Group, only
 from understudy.service.calls.methods import (
     CallContext,
     Codec,
+    Handler,
     Requests,
     Service,
     ZeroCopyCodec,
@@ -111,68 +112,49 @@ def all_services(handlers: RequestHandlers, readiness: Readiness, codecs: Codecs
     working = (*_own(handlers, codecs), inference_service(handlers.inference, codecs), *_tf_serving(handlers))
     names = [each.name for each in working]
     health = HealthHandler(readiness, names)
-    return (
-        *working,
-        foreign_service(HEALTH, OPEN_TO_ALL, {"Check": health.check, "List": health.list, "Watch": health.watch}),
-        *reflection_services([*names, HEALTH.full_name]),
-    )
+    return (*working, health_service(health), *reflection_services([*names, HEALTH.full_name]))
 
 
 def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
-    prediction, evaluation, model = handlers.prediction, handlers.evaluation, handlers.model
+    prediction, evaluation, model, fleet = handlers.prediction, handlers.evaluation, handlers.model, handlers.fleet
+    batches = ZeroCopyCodec(evaluation_pb2.EvaluateRequest)
     return (
         service(
             PREDICTION,
-            PREDICTS,
-            {"Predict": prediction.predict, "PredictStream": prediction.predict_stream},
-            {"Predict": prediction.check_admission},
-            {"Predict": codecs.predict, "PredictStream": codecs.predict_stream},
+            {
+                "Predict": Handler(
+                    PREDICTS, prediction.predict, admit=prediction.check_admission, codec=codecs.predict
+                ),
+                "PredictStream": Handler(PREDICTS, prediction.predict_stream, codec=codecs.predict_stream),
+            },
         ),
         service(
             EVALUATION,
             {
-                "Evaluate": EVALUATES,
-                "Compare": EVALUATES,
-                "EvaluateDataset": EVALUATES,
-                "ListEvaluations": OBSERVES,
-                "WatchEvaluations": OBSERVES,
-                "GetEvaluationTables": OBSERVES,
-                "GetExamples": OBSERVES,
+                "Evaluate": Handler(EVALUATES, evaluation.evaluate, codec=batches),
+                "Compare": Handler(EVALUATES, evaluation.compare),
+                "EvaluateDataset": Handler(EVALUATES, evaluation.evaluate_dataset),
+                "ListEvaluations": Handler(OBSERVES, evaluation.list_evaluations),
+                "WatchEvaluations": Handler(OBSERVES, evaluation.watch_evaluations),
+                "GetEvaluationTables": Handler(OBSERVES, evaluation.get_evaluation_tables),
+                "GetExamples": Handler(OBSERVES, evaluation.get_examples),
             },
-            {
-                "Evaluate": evaluation.evaluate,
-                "Compare": evaluation.compare,
-                "EvaluateDataset": evaluation.evaluate_dataset,
-                "ListEvaluations": evaluation.list_evaluations,
-                "WatchEvaluations": evaluation.watch_evaluations,
-                "GetEvaluationTables": evaluation.get_evaluation_tables,
-                "GetExamples": evaluation.get_examples,
-            },
-            codecs={"Evaluate": ZeroCopyCodec(evaluation_pb2.EvaluateRequest)},
         ),
         service(
             MODEL,
             {
-                "GetModelMetadata": ANY_GROUP,
-                "GetModelStatus": ANY_GROUP,
-                "ListCheckpoints": OBSERVES,
-                "Promote": PROMOTES,
+                "GetModelMetadata": Handler(ANY_GROUP, model.get_model_metadata),
+                "GetModelStatus": Handler(ANY_GROUP, model.get_model_status),
+                "ListCheckpoints": Handler(OBSERVES, model.list_checkpoints),
+                "Promote": Handler(PROMOTES, model.promote, admit=model.check_promotion),
             },
-            {
-                "GetModelMetadata": model.get_model_metadata,
-                "GetModelStatus": model.get_model_status,
-                "ListCheckpoints": model.list_checkpoints,
-                "Promote": model.promote,
-            },
-            {"Promote": model.check_promotion},
         ),
         service(
             FLEET,
-            {"Follow": FOLLOWS, "ReadCheckpoint": FOLLOWS, "GetFleet": OBSERVES},
             {
-                "Follow": handlers.fleet.follow,
-                "ReadCheckpoint": handlers.fleet.read_checkpoint,
-                "GetFleet": handlers.fleet.get_fleet,
+                "Follow": Handler(FOLLOWS, fleet.follow),
+                "ReadCheckpoint": Handler(FOLLOWS, fleet.read_checkpoint),
+                "GetFleet": Handler(OBSERVES, fleet.get_fleet),
             },
         ),
         metrics_service(handlers.metrics),
@@ -181,13 +163,24 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
 
 def standby_services(readiness: Readiness) -> tuple[Service, ...]:
     """Return what a server answers that waits to take over: health."""
-    health = HealthHandler(readiness, [each.full_name for each in LIGHT_SERVICES])
-    return (foreign_service(HEALTH, OPEN_TO_ALL, {"Check": health.check, "List": health.list, "Watch": health.watch}),)
+    return (health_service(HealthHandler(readiness, [each.full_name for each in LIGHT_SERVICES])),)
+
+
+def health_service(health: HealthHandler) -> Service:
+    """Return gRPC's service of health."""
+    return foreign_service(
+        HEALTH,
+        {
+            "Check": Handler(OPEN_TO_ALL, health.check),
+            "List": Handler(OPEN_TO_ALL, health.list),
+            "Watch": Handler(OPEN_TO_ALL, health.watch),
+        },
+    )
 
 
 def metrics_service(metrics: MetricsHandler) -> Service:
     """Return the service of the metrics, whose method ``/metrics`` calls as well."""
-    return service(METRICS, OBSERVES, {"GetMetrics": metrics.get_metrics})
+    return service(METRICS, {"GetMetrics": Handler(OBSERVES, metrics.get_metrics)})
 
 
 def inference_service(inference: InferenceHandler, codecs: Codecs) -> Service:
@@ -195,33 +188,18 @@ def inference_service(inference: InferenceHandler, codecs: Codecs) -> Service:
     return service(
         INFERENCE,
         {
-            "ServerLive": OPEN_TO_ALL,
-            "ServerReady": OPEN_TO_ALL,
-            "ModelReady": ANY_GROUP,
-            "ServerMetadata": ANY_GROUP,
-            "ModelMetadata": ANY_GROUP,
-            "ModelInfer": PREDICTS,
-            "ModelStreamInfer": PREDICTS,
-            "ModelConfig": ANY_GROUP,
-            "ModelStatistics": OBSERVES,
-            "RepositoryIndex": OBSERVES,
-            **dict.fromkeys(UNSUPPORTED, ANY_GROUP),
+            "ServerLive": Handler(OPEN_TO_ALL, inference.server_live),
+            "ServerReady": Handler(OPEN_TO_ALL, inference.server_ready),
+            "ModelReady": Handler(ANY_GROUP, inference.model_ready),
+            "ServerMetadata": Handler(ANY_GROUP, inference.server_metadata),
+            "ModelMetadata": Handler(ANY_GROUP, inference.model_metadata),
+            "ModelInfer": Handler(PREDICTS, inference.model_infer, admit=inference.check_admission, codec=codecs.infer),
+            "ModelStreamInfer": Handler(PREDICTS, inference.model_stream_infer, codec=codecs.infer_stream),
+            "ModelConfig": Handler(ANY_GROUP, inference.model_config),
+            "ModelStatistics": Handler(OBSERVES, inference.model_statistics),
+            "RepositoryIndex": Handler(OBSERVES, inference.repository_index),
+            **refusals(UNSUPPORTED, ANY_GROUP),
         },
-        {
-            "ServerLive": inference.server_live,
-            "ServerReady": inference.server_ready,
-            "ModelReady": inference.model_ready,
-            "ServerMetadata": inference.server_metadata,
-            "ModelMetadata": inference.model_metadata,
-            "ModelInfer": inference.model_infer,
-            "ModelStreamInfer": inference.model_stream_infer,
-            "ModelConfig": inference.model_config,
-            "ModelStatistics": inference.model_statistics,
-            "RepositoryIndex": inference.repository_index,
-            **refusals(UNSUPPORTED),
-        },
-        {"ModelInfer": inference.check_admission},
-        {"ModelInfer": codecs.infer, "ModelStreamInfer": codecs.infer_stream},
     )
 
 
@@ -240,33 +218,13 @@ def _tf_serving(handlers: RequestHandlers) -> tuple[Service, ...]:
     from understudy.service.handlers.tfserving_handler import TfPredictCodec
 
     tf_serving = handlers.tf_serving
-    prediction, model = tf_serving_services()
-    refused = refusals(UNSUPPORTED_BY_TF_SERVING)
-    return (
-        foreign_service(
-            prediction,
-            {
-                "Predict": PREDICTS,
-                "GetModelMetadata": ANY_GROUP,
-                **dict.fromkeys(("Classify", "Regress", "MultiInference"), ANY_GROUP),
-            },
-            {
-                "Predict": tf_serving.predict,
-                "GetModelMetadata": tf_serving.get_model_metadata,
-                **{name: refused[name] for name in ("Classify", "Regress", "MultiInference")},
-            },
-            {"Predict": tf_serving.check_admission},
-            {"Predict": TfPredictCodec()},
-        ),
-        foreign_service(
-            model,
-            {"GetModelStatus": ANY_GROUP, "HandleReloadConfigRequest": ANY_GROUP},
-            {
-                "GetModelStatus": tf_serving.get_model_status,
-                "HandleReloadConfigRequest": refused["HandleReloadConfigRequest"],
-            },
-        ),
-    )
+    answered = {
+        "Predict": Handler(PREDICTS, tf_serving.predict, admit=tf_serving.check_admission, codec=TfPredictCodec()),
+        "GetModelMetadata": Handler(ANY_GROUP, tf_serving.get_model_metadata),
+        "GetModelStatus": Handler(ANY_GROUP, tf_serving.get_model_status),
+    }
+    table = answered | refusals(UNSUPPORTED_BY_TF_SERVING, ANY_GROUP)
+    return tuple(foreign_service(descriptor, table) for descriptor in tf_serving_services())
 
 
 def reflection_services(names: Iterable[str]) -> tuple[Service, ...]:
@@ -282,7 +240,7 @@ def reflection_services(names: Iterable[str]) -> tuple[Service, ...]:
         answers: AsyncGenerator[Any, None] = servicer.ServerReflectionInfo(requests, None)
         return answers
 
-    alpha = foreign_service(ALPHA, ANY_GROUP, {"ServerReflectionInfo": info})
+    alpha = foreign_service(ALPHA, {"ServerReflectionInfo": Handler(ANY_GROUP, info)})
     return alpha, _as_version_1(alpha)
 
 

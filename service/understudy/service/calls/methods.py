@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -199,6 +198,24 @@ class Method:
         return f"{caller.name} may not call {self.rpc.name}, as it is not in {needed}; ask the operator for it"
 
 
+@dataclass(frozen=True)
+class Handler:
+    """What serves one method: a row in the table of a service.
+
+    Attributes:
+        access: The groups of which its callers need one.
+        answer: An `Answer`, or a `Stream` if the method streams responses.
+        admit: The admission check of its calls, if any.
+        codec: Converts its messages; None if ``answer`` takes and returns the messages themselves.
+    """
+
+    access: Access
+    answer: Answer | Stream
+    _: KW_ONLY
+    admit: Admission | None = None
+    codec: Codec[Any, Any] | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Service:
     """One service.
@@ -212,33 +229,25 @@ class Service:
     methods: tuple[Method, ...]
 
 
-def service(
-    descriptor: ServiceDescriptor,
-    access: Access | Mapping[str, Access],
-    answers: Mapping[str, Answer | Stream],
-    admissions: Mapping[str, Admission] = MappingProxyType({}),
-    codecs: Mapping[str, Codec[Any, Any]] = MappingProxyType({}),
-) -> Service:
-    """Return a service of this project, which has a handler for every method; the arguments as in `foreign_service`.
+def service(descriptor: ServiceDescriptor, handlers: Mapping[str, Handler]) -> Service:
+    """Return a service of this project, which has a handler for every method.
+
+    Args:
+        descriptor: The service.
+        handlers: The handlers of its methods, by name.
 
     Raises:
         ValueError: A handler is missing or superfluous.
     """
-    if answers.keys() != set(descriptor.methods_by_name):
+    if handlers.keys() != set(descriptor.methods_by_name):
         raise ValueError(
             f"{descriptor.full_name} has the methods {sorted(descriptor.methods_by_name)}; there are handlers for "
-            f"{sorted(answers)}"
+            f"{sorted(handlers)}"
         )
-    return foreign_service(descriptor, access, answers, admissions, codecs)
+    return foreign_service(descriptor, handlers)
 
 
-def foreign_service(
-    descriptor: ServiceDescriptor,
-    access: Access | Mapping[str, Access],
-    answers: Mapping[str, Answer | Stream],
-    admissions: Mapping[str, Admission] = MappingProxyType({}),
-    codecs: Mapping[str, Codec[Any, Any]] = MappingProxyType({}),
-) -> Service:
+def foreign_service(descriptor: ServiceDescriptor, handlers: Mapping[str, Handler]) -> Service:
     """Return a service of another project, whose methods depend on the installed version of its package.
 
     A method without a handler is left out, and every front end returns UNIMPLEMENTED for it. A handler of a method that
@@ -246,33 +255,31 @@ def foreign_service(
 
     Args:
         descriptor: The service.
-        access: The groups of which the callers of each method need one, for all methods or by name.
-        answers: The handlers of its methods, by name.
-        admissions: The admission checks of some methods, by name.
-        codecs: The codecs of methods whose handlers do not take and return messages, by name.
+        handlers: The handlers of its methods, by name.
     """
     descriptors: dict[str, MethodDescriptor] = dict(descriptor.methods_by_name)
     methods = tuple(
         Method(
             rpc=rpc,
-            access=access[rpc.name] if isinstance(access, Mapping) else access,
-            codec=codecs.get(rpc.name) or MessageCodec(GetMessageClass(descriptors[rpc.name].input_type)),
-            answer=answers[rpc.name],
-            admit=admissions.get(rpc.name),
+            access=handler.access,
+            codec=handler.codec or MessageCodec(GetMessageClass(descriptors[rpc.name].input_type)),
+            answer=handler.answer,
+            admit=handler.admit,
         )
         for rpc in methods_of(descriptor)
-        if rpc.name in answers
+        if (handler := handlers.get(rpc.name)) is not None
     )
     return Service(name=descriptor.full_name, methods=methods)
 
 
-def refusals(sentences: Mapping[str, str]) -> dict[str, Answer]:
+def refusals(sentences: Mapping[str, str], access: Access) -> dict[str, Handler]:
     """Return a handler that refuses, for each unsupported method.
 
     Args:
         sentences: What to do instead, by method name.
+        access: The groups of which the callers need one.
     """
-    return {name: _refusal(sentence) for name, sentence in sentences.items()}
+    return {name: Handler(access, _refusal(sentence)) for name, sentence in sentences.items()}
 
 
 def _refusal(sentence: str) -> Answer:
