@@ -50,6 +50,15 @@ REPLACED: tuple[tuple[str, str], ...] = (
     (r"\bmax[_-](batch|queue)[_-]rows\b|\bevaluation[_-]batch[_-]rows\b", "max_batch_size, max_queue_examples"),
     (r"\bunderstudy_(batch|queue)_rows\w*\b|\bbatch_rows\b|\b(without_)?row_losses\b", "examples, batch_size"),
     (r"\b(blameless|BLAMELESS|hopeless|HOPELESS)\b", "transient, permanent"),
+    (
+        r"\bparse_apart\b|\bApartCodec\b|\btake_apart\b|\brun_apart\b",
+        "parse_zero_copy, ZeroCopyCodec, uncompile, run_limited",
+    ),
+    (
+        r"\b(Call|Body)Share\b|\bclass (Places|Patience)\b",
+        "CallUsage, BodyReservation, ConcurrencyLimit, WorkerTimeouts",
+    ),
+    (r"\btell_(idle|evaluator)\b|\blook_again\b|\bis_dear\b", "notify_idle, report_to_evaluator, refresh, needs_copy"),
     (r"(?<![A-Za-z])([Tt]heatre|[Bb]ackstage|[Ff]inale|[Nn]arrat(or|ion)|trespass(es)?)\b", "a plain name"),
 )
 """Patterns of words, and what to say instead."""

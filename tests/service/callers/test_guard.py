@@ -129,7 +129,7 @@ async def test_a_streams_messages_wait_for_their_turn(
     monkeypatch.setattr(asyncio, "sleep", sleep)
     stream = usage.enter(caller(max_requests_per_second=2), BIDI)
     for _ in range(5):
-        await stream.wait_for_turn()
+        await stream.throttle()
     assert waited == [0.5, 0.5, 0.5, 0.5]
 
 

@@ -24,15 +24,15 @@ from understudy.evaluator.types import CheckpointKey, EvaluationOutcome
 FOLLOWERS_SECONDS: Final = 30.0
 """How long a new version waits for servers that follow before it is promoted without them."""
 
-LOOK_SECONDS: Final = 0.5
+OBSERVE_SECONDS: Final = 0.5
 """How often the reports of the servers are compared."""
 
 _SAVE_SECONDS: Final = 5.0
 _SAVES: Final = 20
 """The time spent is saved this many times in a rollout at least."""
 
-_LONGEST_LOOK_SECONDS: Final = 5.0
-"""The most time that counts between two looks; after a longer one this process was suspended."""
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+"""The most time that counts between two readings; after a longer pause this process was suspended."""
 
 _PAGE: Final = 1000
 _ENDS: Final = (
@@ -112,7 +112,7 @@ class Rollout:
         self._running: RunningRollout | None = None
         self._released: CheckpointKey | None = None
         self._waiting: tuple[CheckpointKey, float] | None = None
-        self._verdict = ""
+        self._objection = ""
         self._begin_watch(None)
         self._resume()
 
@@ -162,12 +162,12 @@ class Rollout:
             return self._waiting is not None and (
                 now - self._waiting[1] >= FOLLOWERS_SECONDS or len(self._names()) >= LEAST_FOLLOWERS
             )
-        if now < self._looked_at + LOOK_SECONDS:
+        if now < self._observed_at + OBSERVE_SECONDS:
             return False
         running = self._count(running, now)
-        if not self._verdict:
-            self._verdict = self._watch.objection(running, now)
-        return bool(self._verdict) or (self._released is None and running.is_over)
+        if not self._objection:
+            self._objection = self._watch.objection(running, now)
+        return bool(self._objection) or (self._released is None and running.is_over)
 
     def advance(self, candidates: Candidates) -> None:
         """Take the step that is due, if any: begin a rollout, or end the one that is under way.
@@ -190,7 +190,7 @@ class Rollout:
         elif pinned is not None:
             if pinned != running.key:
                 self._end(running, EvaluationOutcome.ROLLOUT_STOPPED, f"stopped: an operator pinned step {pinned[0]}")
-        elif before is not None and (refusal := candidates.refusal(running.key, before) or self._verdict):
+        elif before is not None and (refusal := candidates.refusal(running.key, before) or self._objection):
             self._end(running, EvaluationOutcome.ROLLOUT_ROLLED_BACK, f"rolled back: {refusal}")
         elif running.is_over or before is None or not candidates.may_stay(before):
             self._released = running.key
@@ -257,9 +257,9 @@ class Rollout:
 
     def _begin_watch(self, running: RunningRollout | None) -> None:
         """Watch a new rollout from now on, or one that goes on."""
-        self._looked_at = self._saved_at = now = self._clock()
+        self._observed_at = self._saved_at = now = self._clock()
         self._watch = watch_of(self.plan, running, now)
-        self._verdict = ""
+        self._objection = ""
 
     def _promote_at_once(self, key: CheckpointKey, followers: int) -> None:
         current = self._decisions.current
@@ -320,7 +320,7 @@ class Rollout:
 
     def _count(self, running: RunningRollout, now: float) -> RunningRollout:
         """Take the reports of the servers, and add the time in which one of them used the version."""
-        passed, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_SECONDS), now
+        passed, self._observed_at = min(now - self._observed_at, _LONGEST_PAUSE_SECONDS), now
         is_used = self._watch.observe(running, self.before, self._reports(), now)
         running = self._watch.counted(running)
         if is_used:

@@ -10,7 +10,7 @@ from typing import Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError
 from understudy.service.callers.directory import CallerDirectory
-from understudy.service.calls.caller import Caller, CallShare, RefusalCounter
+from understudy.service.calls.caller import Caller, CallUsage, RefusalCounter
 from understudy.service.calls.methods import Method, RpcMethod
 from understudy.service.calls.served_call import Call
 from understudy.service.calls.status import PermissionDeniedError, UnauthenticatedError
@@ -43,7 +43,7 @@ class CallerGuard:
         self._refused = refusals.count
 
     def admit(self, call: Call, method: Method) -> None:
-        """Set the caller and the share of a call, whose end gives the share back.
+        """Set the caller and the usage of a call, whose end releases it.
 
         Raises:
             UnauthenticatedError: It is not known who calls.
@@ -62,7 +62,7 @@ class CallerGuard:
             self._refused["permission_denied"]()
             raise PermissionDeniedError(method.denial(caller))
         try:
-            call.share = self._usage.enter(caller, method.rpc)
+            call.usage = self._usage.enter(caller, method.rpc)
         except OverloadedError:
             self._refused["limit"]()
             raise
@@ -73,7 +73,7 @@ class CallerGuard:
         return self._identify(call.header(AUTHORIZATION), call.certificate_names)
 
 
-class _Usage:
+class _CallerUsage:
     """What one caller has under way."""
 
     __slots__ = ("budget", "caller", "held_bytes", "refilled", "requests", "streams")
@@ -105,25 +105,25 @@ class AllUsage:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._callers: OrderedDict[str, _Usage] = OrderedDict()
+        self._callers: OrderedDict[str, _CallerUsage] = OrderedDict()
 
-    def enter(self, caller: Caller, method: RpcMethod) -> CallShare:
+    def enter(self, caller: Caller, method: RpcMethod) -> CallUsage:
         """Count a call that begins.
 
         Raises:
             OverloadedError: The caller is beyond its limits, or there are too many callers.
         """
-        usage = self._usage_of(caller)
-        share = _StreamShare(usage, method, self._clock) if _is_stream(method) else _Share(usage, self._clock)
-        share.enter()
-        return share
+        total, clock = self._usage_of(caller), self._clock
+        usage = _StreamUsage(total, method, clock) if _is_stream(method) else _RequestUsage(total, clock)
+        usage.enter()
+        return usage
 
-    def _usage_of(self, caller: Caller) -> _Usage:
+    def _usage_of(self, caller: Caller) -> _CallerUsage:
         usage = self._callers.get(caller.name)
         if usage is None:
             if len(self._callers) >= MAX_CALLERS:
                 self._forget_one()
-            usage = self._callers[caller.name] = _Usage(caller, self._clock())
+            usage = self._callers[caller.name] = _CallerUsage(caller, self._clock())
         else:
             self._callers.move_to_end(caller.name)
             usage.caller = caller  # its limits may have changed
@@ -143,12 +143,12 @@ def _is_stream(method: RpcMethod) -> bool:
     return method.streams_requests or method.streams_responses
 
 
-class _Share(CallShare):
+class _RequestUsage(CallUsage):
     """A call of one request and one response."""
 
     __slots__ = ("_clock", "_held", "_is_over", "_unfinished", "_usage")
 
-    def __init__(self, usage: _Usage, clock: Callable[[], float]) -> None:
+    def __init__(self, usage: _CallerUsage, clock: Callable[[], float]) -> None:
         super().__init__(usage.caller)
         self._usage = usage
         self._clock = clock
@@ -170,14 +170,14 @@ class _Share(CallShare):
         usage.requests += 1
 
     def hold(self, size: int) -> None:
-        """See `CallShare`."""
+        """See `CallUsage`."""
         if not self._is_over:  # a message that a comparison's thread asked for may arrive after the end
             self._check_room(size, before=0)
             self._usage.held_bytes += size
             self._held += size
 
     def hold_unfinished(self, size: int) -> None:
-        """See `CallShare`."""
+        """See `CallUsage`."""
         if not self._is_over:
             self._check_room(size, before=self._unfinished)
             self._usage.held_bytes += size - self._unfinished
@@ -195,13 +195,13 @@ class _Share(CallShare):
         raise self._beyond(f"{held} bytes under way, and {size - before} more would come", "max_mib")
 
     def release_oldest(self) -> None:
-        """See `CallShare`. The only message is given back when the call ends."""
+        """See `CallUsage`. The only message is given back when the call ends."""
 
-    async def wait_for_turn(self) -> None:
-        """See `CallShare`. The only message has been counted as the call."""
+    async def throttle(self) -> None:
+        """See `CallUsage`. The only message has been counted as the call."""
 
     def leave(self) -> None:
-        """See `CallShare`."""
+        """See `CallUsage`."""
         if not self._is_over:
             self._is_over = True
             self._usage.held_bytes -= self._held + self._unfinished
@@ -228,18 +228,18 @@ class _Share(CallShare):
         return OverloadedError(f"{self.caller.name} has {what} ({limit}); try again", retry_after_seconds=seconds)
 
 
-class _StreamShare(_Share):
+class _StreamUsage(_RequestUsage):
     """A call with a stream of requests, of responses or of both."""
 
     __slots__ = ("_method", "_sizes")
 
-    def __init__(self, usage: _Usage, method: RpcMethod, clock: Callable[[], float]) -> None:
+    def __init__(self, usage: _CallerUsage, method: RpcMethod, clock: Callable[[], float]) -> None:
         super().__init__(usage, clock)
         self._method = method
         self._sizes: deque[int] = deque()
 
     def enter(self) -> None:
-        """See `_Share`."""
+        """See `_RequestUsage`."""
         usage, most = self._usage, self.caller.limits.max_streams
         if most is not None and usage.streams >= most:
             raise self._beyond(f"{usage.streams} streams under way", "max_streams")
@@ -247,21 +247,21 @@ class _StreamShare(_Share):
         usage.streams += 1
 
     def hold(self, size: int) -> None:
-        """See `CallShare`. A stream that returns nothing before its end keeps its newest messages only."""
+        """See `CallUsage`. A stream that returns nothing before its end keeps its newest messages only."""
         if not self._method.streams_responses and len(self._sizes) == MESSAGES_UNDER_WAY:
             self.release_oldest()
         super().hold(size)
         self._sizes.append(size)
 
     def release_oldest(self) -> None:
-        """See `CallShare`."""
+        """See `CallUsage`."""
         if self._sizes and self._method.streams_requests and not self._is_over:
             size = self._sizes.popleft()
             self._held -= size
             self._usage.held_bytes -= size
 
-    async def wait_for_turn(self) -> None:
-        """See `CallShare`. Its budget may become negative, so that several streams wait one after the other."""
+    async def throttle(self) -> None:
+        """See `CallUsage`. Its budget may become negative, so that several streams wait one after the other."""
         usage, rate = self._usage, self.caller.limits.max_requests_per_second
         if rate is None:
             return

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from understudy.evaluator.evaluator_errors import OverloadedError
-from understudy.service.calls.caller import CallShare
+from understudy.service.calls.caller import CallUsage
 from understudy.service.calls.served_call import Call
 from understudy.service.calls.status import (
     COMPUTATION_CANCELLED,
@@ -191,8 +191,8 @@ class BodyBudget:
         self.held_bytes = 0
 
 
-class BodyShare:
-    """What one body holds of a budget, inside a ``with`` block, which gives it back.
+class BodyReservation:
+    """What one body holds of a budget, inside a ``with`` block, whose end releases it.
 
     Args:
         budget: The budget.
@@ -201,7 +201,7 @@ class BodyShare:
 
     __slots__ = ("_budget", "_held", "_of_caller")
 
-    def __init__(self, budget: BodyBudget, of_caller: CallShare | None) -> None:
+    def __init__(self, budget: BodyBudget, of_caller: CallUsage | None) -> None:
         self._budget = budget
         self._of_caller = of_caller
         self._held = 0

@@ -75,7 +75,7 @@ class Caller:
     limits: Limits = field(default_factory=Limits)
 
 
-class CallShare(ABC):
+class CallUsage(ABC):
     """What one call counts against its caller's limits. Belongs to the event loop's thread.
 
     Attributes:
@@ -102,15 +102,15 @@ class CallShare(ABC):
 
     @abstractmethod
     def release_oldest(self) -> None:
-        """Give back the bytes of the oldest message of the call."""
+        """Release the bytes of the oldest message of the call."""
 
     @abstractmethod
-    async def wait_for_turn(self) -> None:
+    async def throttle(self) -> None:
         """Wait until the next message of a stream is within the caller's rate."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Give back everything, as the call is over."""
+        """Release everything, as the call is over."""
 
 
 _REFUSALS = ("unauthenticated", "permission_denied", "limit")

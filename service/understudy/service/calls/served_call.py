@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError
 from understudy.service.calls.audit import audit_call
-from understudy.service.calls.caller import CallShare
+from understudy.service.calls.caller import CallUsage
 from understudy.service.calls.methods import CallContext, Encoded, Method, RpcMethod, Service
 from understudy.service.calls.metrics import MethodMetrics, RpcMetrics
 from understudy.service.calls.status import CALLER_GONE, CallEndedError, Code, Failure, failure_of
@@ -96,19 +96,19 @@ class Call(CallContext, ABC):
         has_callers_id: Whether the caller sent the id; then every response carries it.
         received_bytes: The size of the request messages so far, decompressed.
         request_id: The id of the call.
-        share: What the call counts against its caller's limits; None without a caller.
+        usage: What the call counts against its caller's limits; None without a caller.
         started: When it began, on `time.monotonic`'s clock in seconds.
     """
 
-    __slots__ = ("has_callers_id", "received_bytes", "request_id", "share", "started")
+    __slots__ = ("has_callers_id", "received_bytes", "request_id", "started", "usage")
 
-    share: CallShare | None
+    usage: CallUsage | None
 
     def __init__(self) -> None:  # sets what `CallContext` would, as each function costs every call
         self.audited = None
         self.caller = None
         self.deadline = None
-        self.share = None
+        self.usage = None
         self.trace = None
         self.started = time.monotonic()
         self.received_bytes = 0
@@ -182,7 +182,7 @@ class Guard(Protocol):
     """Checks who calls."""
 
     def admit(self, call: Call, method: Method) -> None:
-        """Set the caller and the share of a call.
+        """Set the caller and the usage of a call.
 
         Raises:
             UnauthenticatedError: It is not known who calls.
@@ -286,14 +286,14 @@ class ServedMethod:
         """
         self._metrics.received_messages += 1
         call.received_bytes += size
-        if call.share is not None:
-            call.share.hold(size)
+        if call.usage is not None:
+            call.usage.hold(size)
 
     def sent(self, call: Call) -> None:
         """Count a sent message."""
         self._metrics.sent_messages += 1
-        if call.share is not None:
-            call.share.release_oldest()
+        if call.usage is not None:
+            call.usage.release_oldest()
 
     def decode(self, call: Call, data: bytes, begin: int = 0) -> Any:
         """Return the request in ``data[begin:]``, which has arrived.
@@ -322,8 +322,8 @@ class ServedMethod:
         """Count the call, and log it: at debug if it succeeded, since there may be thousands a second, else at info."""
         seconds = time.monotonic() - call.started
         self._open -= 1
-        if call.share is not None:
-            call.share.leave()
+        if call.usage is not None:
+            call.usage.leave()
         self._metrics.handled(Code.OK if failure is None else failure.code, seconds=seconds)
         if call.trace is not None:
             self._metrics.seconds.exemplify(seconds, call.trace.ids)

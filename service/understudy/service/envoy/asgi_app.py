@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.calls.call_limits import BodyBudget, BodyShare, DisconnectMonitor
+from understudy.service.calls.call_limits import BodyBudget, BodyReservation, DisconnectMonitor
 from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.served_call import ServedMethod, ServedMethods, accept_id, built
 from understudy.service.calls.status import CallEndedError, Code, Failure
@@ -75,10 +75,10 @@ class Endpoint(ABC):
         unframer = Unframer(call.encoding, max_bytes=self._max_bytes)
         found: Message | None = None
         size = 0
-        with BodyShare(self._bodies, call.share) as share:
+        with BodyReservation(self._bodies, call.usage) as reservation:
             while chunk is not None:
                 size += len(chunk)
-                share.hold(size)
+                reservation.hold(size)
                 unframer.feed(chunk)
                 if found is None:
                     found = await _next_of(unframer)
@@ -94,14 +94,14 @@ class Endpoint(ABC):
         """Yield every message; read the next chunk only when it is needed."""
         unframer = Unframer(call.encoding, max_bytes=self._max_bytes)
         decode = self._served.decode
-        with BodyShare(self._bodies, call.share) as share:
+        with BodyReservation(self._bodies, call.usage) as reservation:
             while (chunk := await call.chunk_or_cancelled()) is not None:
-                share.hold(unframer.unread_bytes + len(chunk))
+                reservation.hold(unframer.unread_bytes + len(chunk))
                 unframer.feed(chunk)
                 while (message := await _next_of(unframer)) is not None:
-                    share.hold(unframer.unread_bytes)
-                    if call.share is not None:
-                        await call.share.wait_for_turn()
+                    reservation.hold(unframer.unread_bytes)
+                    if call.usage is not None:
+                        await call.usage.throttle()
                     received = [await self._plain(message)]
                     del message
                     yield decode(call, received.pop())  # nothing here keeps it while the next one is not asked for

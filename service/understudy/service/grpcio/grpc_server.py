@@ -319,8 +319,8 @@ class Endpoint(ABC):
     async def _each_request(self, call: GrpcCall) -> AsyncIterator[Any]:
         read, decode = call.context.read, self._served.decode
         while (data := await read()) is not _EOF:
-            if call.share is not None:
-                await call.share.wait_for_turn()
+            if call.usage is not None:
+                await call.usage.throttle()
             received = [await self._decompress(data) if data[:2] in _COMPRESSED else data]
             del data
             yield decode(call, received.pop())  # nothing here keeps it while the next one is not asked for

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.calls.call_limits import BodyBudget, BodyShare, DisconnectMonitor, WatchedCall
+from understudy.service.calls.call_limits import BodyBudget, BodyReservation, DisconnectMonitor, WatchedCall
 from understudy.service.calls.compression import decompressed
 from understudy.service.calls.parsing import joined
 from understudy.service.calls.served_call import ServedMethod
@@ -248,10 +248,10 @@ class RestCall(WatchedCall):
         loop = asyncio.get_running_loop()
         ends = loop.time() + TOTAL_SECONDS
         try:
-            with BodyShare(self._bodies, self.share) as share:
+            with BodyReservation(self._bodies, self.usage) as reservation:
                 async with asyncio.timeout(IDLE_SECONDS) as patience:
                     async for chunk in self.request.stream():
-                        share.hold(len(body) + len(chunk))
+                        reservation.hold(len(body) + len(chunk))
                         body += chunk
                         _check_size(len(body), self._max_body_bytes)
                         patience.reschedule(min(loop.time() + IDLE_SECONDS, ends))
