@@ -28,7 +28,7 @@ from testkit.served import plain_model, publish, serving
 from testkit.values import PLAIN
 from understudy.clients import Client
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 RESULTS = Path(__file__).parent / "results" / "open_pages.json"
 _SETTLING_SECONDS = 300.0
@@ -41,15 +41,15 @@ def _fill(run: Path, entries: int, steps: tuple[int, int]) -> None:
     results = run / "evaluator" / "results"
     results.mkdir(parents=True)
     ledger = Ledger(results.parent / "ledger.sqlite")
-    ledger.append(step=0, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, metrics={"loss": 1})
+    scored = EvaluationOutcome.SCORED
+    ledger.append(EvaluationRecord(step=0, checkpoint_digest="d", dataset="test", outcome=scored, metrics={"loss": 1}))
     ledger.close()
     metrics = "json_object('loss', abs(random() % 1000) / 1e3, 'accuracy', abs(random() % 1000) / 1e3)"
     with contextlib.closing(sqlite3.connect(results.parent / "ledger.sqlite")) as connection, connection:
         connection.execute(
-            "WITH RECURSIVE steps(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM steps WHERE n < ?) "  # noqa: S608
+            f"WITH RECURSIVE steps(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM steps WHERE n < {entries - 1}) "  # noqa: S608
             f"INSERT INTO evaluations (step, metrics, {_COLUMNS}) "
             f"SELECT n, {metrics}, {_COLUMNS} FROM steps, evaluations WHERE step = 0",
-            (entries - 1,),
         )
     summaries = results.parent / "tensorboard" / "test"
     summaries.mkdir(parents=True)

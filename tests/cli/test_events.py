@@ -14,7 +14,7 @@ from understudy.cli.main import main
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.ledger_file import LEDGER_FILE
 from understudy.evaluator.records.outbox import DeliveryCounts, Outbox, Subscription
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 
 @pytest.fixture
@@ -25,11 +25,13 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
     ledger = Ledger(path, outbox=outbox)
     for step in (1, 2, 3):
         ledger.append(
-            step=step,
-            checkpoint_digest=f"d{step}",
-            dataset="[bold]test[/bold]",
-            outcome=EvaluationOutcome.SCORED,
-            metrics={"loss": float("nan")},
+            EvaluationRecord(
+                step=step,
+                checkpoint_digest=f"d{step}",
+                dataset="[bold]test[/bold]",
+                outcome=EvaluationOutcome.SCORED,
+                metrics={"loss": float("nan")},
+            )
         )
     for _ in range(2):
         delivery = outbox.next("a")

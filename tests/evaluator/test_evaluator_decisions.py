@@ -23,7 +23,7 @@ from testkit.real_run import (
 )
 from understudy.evaluator.evaluator_errors import ConfigurationError, LedgerError
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 SCORED, ACCEPTED, REFUSED = EvaluationOutcome.SCORED, EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED
 
@@ -130,4 +130,6 @@ def fill(ledger: Ledger) -> None:
     ledger._connection.execute(f"PRAGMA max_page_count = {pages}")
     with contextlib.suppress(LedgerError):
         for step in range(1_000_000, 2_000_000):
-            ledger.append(step=step, checkpoint_digest="d", dataset="other", outcome=EvaluationOutcome.SKIPPED)
+            ledger.append(
+                EvaluationRecord(step=step, checkpoint_digest="d", dataset="other", outcome=EvaluationOutcome.SKIPPED)
+            )

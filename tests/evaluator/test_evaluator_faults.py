@@ -26,7 +26,7 @@ from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.evaluator.types import Batch, EvaluationOutcome
+from understudy.evaluator.types import Batch, EvaluationOutcome, EvaluationRecord
 
 SCORED = EvaluationOutcome.SCORED
 FAILED = EvaluationOutcome.FAILED
@@ -138,7 +138,7 @@ def test_what_an_earlier_version_refused_for_its_architecture_is_scored_after_al
     digest = read_manifest(run.dir.checkpoint(1)).digest
     run.dir.evaluator.mkdir()
     ledger = Ledger(run.dir.evaluator / "ledger.sqlite")
-    ledger.append(step=1, checkpoint_digest=digest, dataset="", outcome=FAILED, reason=refused)
+    ledger.append(EvaluationRecord(step=1, checkpoint_digest=digest, dataset="", outcome=FAILED, reason=refused))
     ledger.close()
 
     with run.running(datasets=[dataset()]) as evaluator:

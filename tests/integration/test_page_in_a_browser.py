@@ -20,7 +20,7 @@ from testkit.slow_batches import SlowBatches
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.checkpoints.training import TrainingProgress
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.service.page import change_feed, page_call
 from understudy.service.page.change_feed import ChangeFeed
 
@@ -60,12 +60,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "state").mkdir()
     ledger = Ledger(folder / "state" / "ledger.sqlite")
     ledger.append(
-        step=MANY_STEP,
-        checkpoint_digest="d",
-        dataset=NASTY,
-        outcome=EvaluationOutcome.SCORED,
-        metrics={f"metric_{number}": float(number) for number in range(METRICS)},
-        examples=1,
+        EvaluationRecord(
+            step=MANY_STEP,
+            checkpoint_digest="d",
+            dataset=NASTY,
+            outcome=EvaluationOutcome.SCORED,
+            metrics={f"metric_{number}": float(number) for number in range(METRICS)},
+            examples=1,
+        )
     )
     ledger.close()
     return folder

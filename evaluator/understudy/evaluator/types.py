@@ -234,15 +234,16 @@ WHOLE_CHECKPOINT = ""
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """One committed entry of the ledger. ``dataset`` is empty if the entry is about the checkpoint as a whole.
+    """One entry of the ledger. ``dataset`` is empty if the entry is about the checkpoint as a whole.
 
-    ``sequence`` ascends from 1 in the order of writing; ``recorded_at`` is in seconds since the epoch.
+    ``sequence`` ascends from 1 in the order of writing, and is 0 until then. ``recorded_at`` is in seconds since the
+    epoch.
     ``dataset_digest`` identifies the content of the dataset and ``metric_digest`` the configuration of the loss and the
     metrics as a whole; both are empty in entries that an older version wrote or that have none. ``conditions`` are
     those of a gate's decision. For the other attributes, see `EvaluationResult`.
     """
 
-    sequence: int
+    sequence: int = 0
     step: int
     checkpoint_digest: str
     dataset: str

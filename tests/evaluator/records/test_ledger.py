@@ -42,7 +42,8 @@ def append(ledger: Ledger, step: int, **fields: Any) -> EvaluationRecord:
         "outcome": EvaluationOutcome.SCORED,
         "metrics": {"loss": 1 / step},
     }
-    return ledger.append(step=step, **(defaults | fields))
+    ways = {name: fields.pop(name) for name in ("scoring_digest", "resampled") if name in fields}
+    return ledger.append(EvaluationRecord(step=step, **(defaults | fields)), **ways)
 
 
 def test_an_entry_is_read_back_as_it_was_written(ledger: Ledger) -> None:
@@ -428,9 +429,10 @@ def test_a_ledger_that_moves_to_nfs_loses_its_write_ahead_log_and_no_entry(path:
 def test_an_entry_on_nfs_survives_a_kill_of_its_writer(path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path; from understudy.evaluator.records.ledger import Ledger; "
-        "from understudy.evaluator.types import EvaluationOutcome\n"
+        "from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord\n"
         "ledger = Ledger(Path(sys.argv[1]), file_system_of=lambda _: 'nfs')\n"
-        "ledger.append(step=5, checkpoint_digest='d', dataset='t', outcome=EvaluationOutcome.SCORED)\n"
+        "entry = EvaluationRecord(step=5, checkpoint_digest='d', dataset='t', outcome=EvaluationOutcome.SCORED)\n"
+        "ledger.append(entry)\n"
         "os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60, check=False)

@@ -20,7 +20,7 @@ from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.records.events import Event, EventType
 from understudy.evaluator.records.ledger import Announcement, LastServed, Ledger
 from understudy.evaluator.records.outbox import Delivery, DeliveryCounts, Outbox, Subscription, evaluator_id
-from understudy.evaluator.types import EvaluationOutcome, GateCondition, Interval
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GateCondition, Interval
 
 WAIT_SECONDS = 30.0
 
@@ -43,7 +43,7 @@ class Book:
 
     def score(self, step: int, **fields: Any) -> None:
         defaults: dict[str, Any] = {"dataset": "test", "outcome": EvaluationOutcome.SCORED, "metrics": {"loss": 0.5}}
-        self.ledger.append(step=step, checkpoint_digest=f"d{step}", **(defaults | fields))
+        self.ledger.append(EvaluationRecord(step=step, checkpoint_digest=f"d{step}", **(defaults | fields)))
 
     def next(self, destination: str = "a") -> Delivery:
         delivery = self.outbox.next(destination)
@@ -312,7 +312,7 @@ def test_what_serves_is_announced_when_it_changes_also_over_a_restart(path: Path
 
 def test_a_ledger_without_an_outbox_writes_no_events(path: Path) -> None:
     ledger = Ledger(path)
-    ledger.append(step=1, checkpoint_digest="d1", dataset="test", outcome=EvaluationOutcome.SCORED)
+    ledger.append(EvaluationRecord(step=1, checkpoint_digest="d1", dataset="test", outcome=EvaluationOutcome.SCORED))
     ledger.announce([announcement(1)])
     assert ledger._connection.execute("SELECT COUNT(*) FROM announced").fetchone() == (0,)
     ledger.close()
@@ -350,12 +350,12 @@ import sys
 from pathlib import Path
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import Outbox, Subscription
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 
 path = Path(sys.argv[1])
 ledger = Ledger(path, outbox=Outbox(path, [Subscription(destination="a")]))
 for step in range(1, 1_000_000):
-    ledger.append(step=step, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED)
+    ledger.append(EvaluationRecord(step=step, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED))
     print(step, flush=True)
 """
 

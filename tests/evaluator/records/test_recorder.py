@@ -142,7 +142,9 @@ def test_many_missing_result_files_are_written_while_others_are_recorded_and_no_
     harness: RecorderHarness, tmp_path: Path
 ) -> None:
     for step in range(MISSING):
-        harness.ledger.append(step=step, checkpoint_digest="d", dataset="", outcome=EvaluationOutcome.SKIPPED)
+        harness.ledger.append(
+            EvaluationRecord(step=step, checkpoint_digest="d", dataset="", outcome=EvaluationOutcome.SKIPPED)
+        )
     harness.close()
 
     stopping = StoppingFiles(tmp_path / "results")

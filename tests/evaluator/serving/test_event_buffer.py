@@ -16,7 +16,7 @@ from understudy.evaluator.records.outbox import Outbox, Subscription
 from understudy.evaluator.serving import event_buffer
 from understudy.evaluator.serving.event_buffer import EventBuffer
 from understudy.evaluator.serving.quarantine import Failure
-from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome
+from understudy.evaluator.types import CheckpointInfo, EvaluationOutcome, EvaluationRecord
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 
@@ -111,7 +111,7 @@ def test_a_damaged_checkpoint_is_told_when_it_fails_and_when_it_is_given_up(harn
 def test_checkpoints_with_entries_from_before_are_no_news(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     ledger = Ledger(path)
-    ledger.append(step=1, checkpoint_digest="d1", dataset="test", outcome=EvaluationOutcome.SCORED)
+    ledger.append(EvaluationRecord(step=1, checkpoint_digest="d1", dataset="test", outcome=EvaluationOutcome.SCORED))
     ledger.close()
 
     buffer = Buffer(tmp_path)

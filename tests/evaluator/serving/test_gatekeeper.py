@@ -13,7 +13,7 @@ from testkit.text_lifecycle import WAIT_SECONDS
 from testkit.watcher_harness import DATASET, WatcherHarness
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluator_errors import ConfigurationError
-from understudy.evaluator.types import Array, EvaluationOutcome, SliceScore
+from understudy.evaluator.types import Array, EvaluationOutcome, EvaluationRecord, SliceScore
 
 SCORED, ACCEPTED, REFUSED = EvaluationOutcome.SCORED, EvaluationOutcome.ACCEPTED, EvaluationOutcome.REFUSED
 UNDECIDED = EvaluationOutcome.UNDECIDED
@@ -231,12 +231,14 @@ def test_what_was_undecided_is_so_only_once_after_a_restart_and_decided_when_it_
     info = again.lifecycle.store.find(1)
     assert info is not None
     again.ledger.append(
-        step=1,
-        checkpoint_digest=info.digest,
-        dataset="test",
-        dataset_digest=DATASET.digest,
-        outcome=SCORED,
-        metrics={"loss": 1.0},
+        EvaluationRecord(
+            step=1,
+            checkpoint_digest=info.digest,
+            dataset="test",
+            dataset_digest=DATASET.digest,
+            outcome=SCORED,
+            metrics={"loss": 1.0},
+        ),
         scoring_digest="with resamples",
         resampled={"loss": around(1.0)},
     )

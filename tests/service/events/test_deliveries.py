@@ -20,7 +20,7 @@ from testkit.webhook_receiver import SECRET, Receiver, status
 from understudy.evaluator.records.events import Event
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import DeliveryCounts, Outbox, Subscription
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.service.events.deliveries import Deliveries, EventMetrics, RetryOptions
 from understudy.service.events.exporter import Exporter
 from understudy.service.events.webhook import Webhook
@@ -66,7 +66,7 @@ class Delivering:
 
     def score(self, step: int, **fields: Any) -> None:
         entry = {"checkpoint_digest": "d", "dataset": "test", "outcome": EvaluationOutcome.SCORED, **fields}
-        self.ledger.append(step=step, **entry)
+        self.ledger.append(EvaluationRecord(step=step, **entry))
 
     def metric(self, name: str, destination: str = "a") -> float | None:
         return self.registry.get_sample_value(f"understudy_events_{name}", {"destination": destination})
@@ -269,7 +269,7 @@ import sys, threading
 from pathlib import Path
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import Outbox, Subscription
-from understudy.evaluator.types import EvaluationOutcome
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.service.events.deliveries import Deliveries, RetryOptions
 from understudy.service.events.webhook import Webhook
 
@@ -285,7 +285,7 @@ class Nothing:
 makers = {"a": lambda: Webhook(url, source="/t", secrets=lambda: [secret])}
 Deliveries(outbox, makers, retry=RetryOptions(for_seconds=3600), observer=Nothing()).start()
 for step in (1, 2, 3):
-    ledger.append(step=step, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED)
+    ledger.append(EvaluationRecord(step=step, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED))
 threading.Event().wait(60)
 """
 

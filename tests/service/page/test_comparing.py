@@ -46,7 +46,9 @@ def compared(ledger: Ledger, *entries: dict[str, Any]) -> ComparedDataset:
             "metrics": metrics,
             "examples": 9,
         }
-        ledger.append(step=step, checkpoint_digest=f"d{step}", **(score | entry))
+        fields = score | entry
+        resampled = fields.pop("resampled", None)
+        ledger.append(EvaluationRecord(step=step, checkpoint_digest=f"d{step}", **fields), resampled=resampled)
     (found,) = recorded(Evaluations(ledger), 1, 2)  # type: ignore[arg-type]  # the part that is used
     return found
 
@@ -101,7 +103,9 @@ def test_what_is_undefined_in_an_evaluation_has_no_difference_and_is_shown_with_
 def test_the_page_of_a_checkpoint_says_what_is_undefined_in_an_entry_and_in_its_slices(ledger: Ledger) -> None:
     part = SliceScore(name="a=1", examples=4, metrics={"loss": 1.0}, undefined={"auc": "one class"})
     score: dict[str, Any] = {"metrics": {"loss": 1.0}, "undefined": {"auc": "no <label>"}, "slices": (part,)}
-    entry = ledger.append(step=1, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, **score)
+    entry = ledger.append(
+        EvaluationRecord(step=1, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, **score)
+    )
     page = life(entry)
 
     assert '<th scope="col">auc</th>' in page
@@ -118,7 +122,9 @@ def test_the_page_of_a_checkpoint_says_what_the_notes_of_slices_say(ledger: Ledg
         ),
     )
     score: dict[str, Any] = {"metrics": {"loss": 1.0, "auc": 0.5}, "slices": slices}
-    entry = ledger.append(step=1, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, **score)
+    entry = ledger.append(
+        EvaluationRecord(step=1, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, **score)
+    )
     page = life(entry)
 
     assert '<td class="text">fewer than 5 examples</td></tr>' in page
@@ -132,7 +138,7 @@ def test_a_condition_says_why_it_has_no_value(ledger: Ledger) -> None:
         GateCondition(text="test/auc[a=1] >= 0.5", outcome=EvaluationOutcome.REFUSED, value=math.nan, reason=missing),
     ]
     decision: dict[str, Any] = {"outcome": EvaluationOutcome.REFUSED, "reason": missing, "conditions": conditions}
-    page = life(ledger.append(step=1, checkpoint_digest="d", dataset="test", **decision))
+    page = life(ledger.append(EvaluationRecord(step=1, checkpoint_digest="d", dataset="test", **decision)))
 
     assert '<td><span title="auc of &#39;test&#39; is undefined: one class">undefined</span></td>' in page
     assert '<td><span title="there is no slice &#39;a=1&#39; in &#39;test&#39;">-</span></td>' in page

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.evaluator.records.ledger import Ledger
-from understudy.evaluator.types import EvaluationOutcome, Interval
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, Interval
 from understudy.service.page.chart import HEIGHT, WIDTH, draw
 from understudy.service.page.history import MAX_POINTS, MAX_SERIES, History, Point, Series, serving_marks, thinned
 
@@ -34,13 +34,16 @@ def history(ledger: Ledger) -> History:
     return History(ledger)
 
 
-def score(ledger: Ledger, step: int, content: str = "content", **arguments: Any) -> None:
+def score(ledger: Ledger, step: int, content: str = "content", *, scoring_digest: str = "", **arguments: Any) -> None:
     ledger.append(
-        step=step,
-        checkpoint_digest=f"digest {step}",
-        dataset="test",
-        dataset_digest=content,
-        **{"outcome": SCORED, "metrics": {"loss": step / 10}, **arguments},
+        EvaluationRecord(
+            step=step,
+            checkpoint_digest=f"digest {step}",
+            dataset="test",
+            dataset_digest=content,
+            **{"outcome": SCORED, "metrics": {"loss": step / 10}, **arguments},
+        ),
+        scoring_digest=scoring_digest,
     )
 
 

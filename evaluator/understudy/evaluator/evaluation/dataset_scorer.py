@@ -22,9 +22,9 @@ from understudy.evaluator.evaluation.table_collector import TableCollector
 from understudy.evaluator.evaluator_errors import CancelledError
 from understudy.evaluator.model.scorer import Scorer
 from understudy.evaluator.observer import Observer
-from understudy.evaluator.records.recorder import Recorder
+from understudy.evaluator.records.recorder import Recorder, entry_of
 from understudy.evaluator.serving.servable import Servable
-from understudy.evaluator.types import Array, Batch, EvaluationOutcome, EvaluationRecord, EvaluationResult, Progress
+from understudy.evaluator.types import Array, Batch, EvaluationRecord, EvaluationResult, Progress
 
 _log = logging.getLogger(__name__)
 
@@ -153,26 +153,8 @@ class DatasetScorer:
                 scoring_digest=self.scoring_digest(metric_digest),
                 tables=None if tables is None else tables.document(),
             )
-        return EvaluationRecord(
-            sequence=0,
-            step=result.step,
-            checkpoint_digest=servable.digest,
-            dataset=dataset.name,
-            outcome=EvaluationOutcome.SCORED,
-            metrics=result.metrics,
-            examples=result.examples,
-            duration_seconds=duration,
-            recorded_at=time.time(),
-            notes=result.notes,
-            dataset_digest=dataset.digest,
-            metric_digest=metric_digest,
-            metric_digests=result.metric_digests,
-            undefined=result.undefined,
-            intervals=result.intervals,
-            slices=result.slices,
-            resamples=result.resamples,
-            confidence=result.confidence,
-        )
+        entry = entry_of(result, servable.digest, dataset, duration_seconds=duration, metric_digest=metric_digest)
+        return replace(entry, recorded_at=time.time())
 
     def _warn(self, dataset: str, notes: Iterable[str]) -> None:
         """Log what a score lacks, once for each dataset."""

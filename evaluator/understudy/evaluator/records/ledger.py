@@ -7,7 +7,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from understudy.evaluator.records.entries import (
 from understudy.evaluator.records.events import Event, event_of
 from understudy.evaluator.records.ledger_file import mounted_type, open_ledger_file, reporting
 from understudy.evaluator.records.outbox import Outbox
-from understudy.evaluator.types import Arrays, EvaluationOutcome, EvaluationRecord, GateCondition, Interval, SliceScore
+from understudy.evaluator.types import Arrays, EvaluationOutcome, EvaluationRecord
 
 _PIECE = 500
 """Entries that are removed in one transaction."""
@@ -96,64 +96,36 @@ class Ledger:
             return self._last_sequence
 
     def append(
-        self,
-        *,
-        step: int,
-        checkpoint_digest: str,
-        dataset: str,
-        outcome: EvaluationOutcome,
-        dataset_digest: str = "",
-        reason: str = "",
-        metrics: Mapping[str, float] | None = None,
-        examples: int = 0,
-        duration_seconds: float = 0.0,
-        notes: Sequence[str] = (),
-        intervals: Mapping[str, Interval] | None = None,
-        slices: Sequence[SliceScore] = (),
-        resamples: int = 0,
-        confidence: float = 0.0,
-        metric_digest: str = "",
-        metric_digests: Mapping[str, str] | None = None,
-        undefined: Mapping[str, str] | None = None,
-        scoring_digest: str = "",
-        conditions: Sequence[GateCondition] = (),
-        resampled: Arrays | None = None,
+        self, entry: EvaluationRecord, *, scoring_digest: str = "", resampled: Arrays | None = None
     ) -> EvaluationRecord:
-        """Write one entry durably; return it, or the existing entry if it is the same.
+        """Write one entry durably; return it with its number and time, or the existing entry if it is the same.
 
-        ``scoring_digest`` identifies the way of scoring: metrics, slices and resampling. ``resampled`` are the values
-        for `resampled`. For the other arguments, see `EvaluationRecord`.
+        Args:
+            entry: The entry; its number and time are not used.
+            scoring_digest: Identifies the way of scoring: metrics, slices and resampling.
+            resampled: The values for `resampled`.
 
         Raises:
             LedgerError: The file cannot be written, for example on a full disk. Nothing was written.
         """
-        new = EvaluationRecord(
-            sequence=0,
-            step=step,
-            checkpoint_digest=checkpoint_digest,
-            dataset=dataset,
-            outcome=outcome,
-            intervals=intervals or {},
-            slices=tuple(slices),
-            resamples=resamples,
-            confidence=confidence,
-            metric_digest=metric_digest,
-            metric_digests=metric_digests or {},
-            undefined=undefined or {},
-            conditions=tuple(conditions),
+        identity = (
+            entry.checkpoint_digest,
+            entry.step,
+            entry.dataset,
+            entry.dataset_digest,
+            entry.outcome.value,
+            scoring_digest,
         )
-        identity = (checkpoint_digest, step, dataset, dataset_digest, outcome.value, scoring_digest)
         content = (
-            reason,
-            encode_metrics(metrics or {}),
-            examples,
-            duration_seconds,
+            entry.reason,
+            encode_metrics(entry.metrics),
+            entry.examples,
+            entry.duration_seconds,
             self._clock(),
-            json.dumps(list(notes)),
-            encode_details(new),
+            json.dumps(list(entry.notes)),
+            encode_details(entry),
         )
-        values = encode_resampled(resampled) if resampled else None
-        return self._write(identity, content, values)
+        return self._write(identity, content, encode_resampled(resampled) if resampled else None)
 
     def _write(self, identity: Sequence[Any], content: Sequence[Any], values: bytes | None) -> EvaluationRecord:
         """Insert an entry and its resampled values, and add its event to the outbox, unless it is already there."""

@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from understudy.evaluator.datasets.dataset import EvaluationDataset
@@ -32,6 +33,38 @@ ROLLOUT_CONTENT = "rollout"
 
 _REMOVALS = 20
 """Old entries are removed when the ledger has grown by this fraction of the number to keep."""
+
+
+def entry_of(
+    result: EvaluationResult, digest: str, dataset: EvaluationDataset, *, duration_seconds: float, metric_digest: str
+) -> EvaluationRecord:
+    """Return the entry of a score, which is not written yet.
+
+    Args:
+        result: The score.
+        digest: The digest of the checkpoint.
+        dataset: The dataset.
+        duration_seconds: How long it took.
+        metric_digest: Identifies the configuration of the metrics.
+    """
+    return EvaluationRecord(
+        step=result.step,
+        checkpoint_digest=digest,
+        dataset=dataset.name,
+        dataset_digest=dataset.digest,
+        outcome=EvaluationOutcome.SCORED,
+        metrics=result.metrics,
+        examples=result.examples,
+        duration_seconds=duration_seconds,
+        notes=result.notes,
+        intervals=result.intervals,
+        slices=result.slices,
+        resamples=result.resamples,
+        confidence=result.confidence,
+        metric_digest=metric_digest,
+        metric_digests=result.metric_digests,
+        undefined=result.undefined,
+    )
 
 
 class Recorder:
@@ -144,25 +177,11 @@ class Recorder:
         Raises:
             LedgerError: The ledger cannot be written.
         """
+        entry = entry_of(result, digest, dataset, duration_seconds=duration_seconds, metric_digest=metric_digest)
         return self._record(
-            step=result.step,
-            checkpoint_digest=digest,
-            dataset=dataset.name,
-            dataset_digest=dataset.digest,
-            outcome=EvaluationOutcome.SCORED,
-            metrics=result.metrics,
-            examples=result.examples,
-            duration_seconds=duration_seconds,
-            notes=(*result.notes, *self._change_of(dataset)),
-            intervals=result.intervals,
-            slices=result.slices,
-            resamples=result.resamples,
-            confidence=result.confidence,
-            resampled=result.resampled,
-            metric_digest=metric_digest,
-            metric_digests=result.metric_digests,
-            undefined=result.undefined,
+            replace(entry, notes=(*entry.notes, *self._change_of(dataset))),
             scoring_digest=scoring_digest,
+            resampled=result.resampled,
             tables=tables,
         )
 
@@ -182,7 +201,14 @@ class Recorder:
         """
         name, content = (dataset.name, dataset.digest) if dataset else (WHOLE_CHECKPOINT, "")
         return self._record(
-            step=step, checkpoint_digest=digest, dataset=name, dataset_digest=content, outcome=outcome, reason=reason
+            EvaluationRecord(
+                step=step,
+                checkpoint_digest=digest,
+                dataset=name,
+                dataset_digest=content,
+                outcome=outcome,
+                reason=reason,
+            )
         )
 
     def record_decision(
@@ -204,14 +230,16 @@ class Recorder:
             LedgerError: The ledger cannot be written.
         """
         return self._record(
-            step=step,
-            checkpoint_digest=digest,
-            dataset=dataset,
-            dataset_digest=dataset_digest,
-            outcome=outcome,
-            reason=reason,
-            metrics=metrics,
-            conditions=conditions,
+            EvaluationRecord(
+                step=step,
+                checkpoint_digest=digest,
+                dataset=dataset,
+                dataset_digest=dataset_digest,
+                outcome=outcome,
+                reason=reason,
+                metrics=metrics,
+                conditions=tuple(conditions),
+            ),
             scoring_digest=decided_on,
         )
 
@@ -241,14 +269,16 @@ class Recorder:
             LedgerError: The ledger cannot be written.
         """
         return self._record(
-            step=step,
-            checkpoint_digest=digest,
-            dataset=WHOLE_CHECKPOINT,
-            dataset_digest=ROLLOUT_CONTENT,
-            outcome=outcome,
-            reason=reason,
-            metrics=metrics,
-            notes=notes,
+            EvaluationRecord(
+                step=step,
+                checkpoint_digest=digest,
+                dataset=WHOLE_CHECKPOINT,
+                dataset_digest=ROLLOUT_CONTENT,
+                outcome=outcome,
+                reason=reason,
+                metrics=metrics,
+                notes=tuple(notes),
+            ),
             scoring_digest=rollout,
         )
 
@@ -262,14 +292,21 @@ class Recorder:
             f"{changed}: entries up to {sequence} were scored on other examples, and are not compared with later ones",
         )
 
-    def _record(self, *, tables: Mapping[str, Any] | None = None, **entry: Any) -> EvaluationRecord:
+    def _record(
+        self,
+        entry: EvaluationRecord,
+        *,
+        scoring_digest: str = "",
+        resampled: Arrays | None = None,
+        tables: Mapping[str, Any] | None = None,
+    ) -> EvaluationRecord:
         """Append an entry, write its tables if there are any, and notify those that follow the ledger."""
         with self._lock:
             before = self._ledger.last_sequence
-            record = self._ledger.append(**entry)
+            record = self._ledger.append(entry, scoring_digest=scoring_digest, resampled=resampled)
             if tables is not None:
                 self._write_tables(record, tables)
-            self._recorded.add((record.step, record.checkpoint_digest, record.dataset, entry["dataset_digest"]))
+            self._recorded.add((record.step, record.checkpoint_digest, record.dataset, entry.dataset_digest))
             self.changes.note(record.step)
             if record.outcome is EvaluationOutcome.SCORED:
                 self._contents[record.dataset] = (record.dataset_digest, record.sequence)
