@@ -110,3 +110,10 @@ def test_p_values_go_on_where_resamples_end() -> None:
     assert p_value(8.0, far) < 1e-12
     assert p_value(0.0, np.zeros(9)) == 1.0
     assert math.isnan(p_value(1.0, np.full(9, np.nan)))
+
+
+def test_resamples_without_a_difference_count_as_on_the_other_side_of_0() -> None:
+    some = np.concatenate([np.linspace(1.0, 2.0, 95), np.full(5, np.nan)])
+
+    assert p_value(1.5, some) == pytest.approx(0.1)
+    assert p_value(0.5, np.concatenate([np.linspace(-0.1, 1.0, 10), np.full(90, np.nan)])) == 1.0

@@ -236,12 +236,51 @@ def test_every_condition_is_undecided_by_a_value_or_baseline_that_is_undefined(t
     assert outcome(text, other) is UNDECIDED
 
 
-def test_resamples_without_an_example_of_the_slice_are_left_out() -> None:
-    values = np.array([0.1, math.nan] * 50)
+@pytest.mark.parametrize("text", ["test/auc not worse by 0.1 at 95%", "test/auc better by 1 at 95%"])
+@pytest.mark.parametrize("missing", [math.nan, math.inf])
+def test_more_resamples_without_a_value_than_may_lie_beyond_a_bound_leave_it_undecided(
+    text: str, missing: float
+) -> None:
+    values = np.linspace(-0.01, 0.01, 1000)
+    values[:30] = missing
+    (result,) = judge([(parsed(text), difference(values))])
 
-    assert outcome("test/accuracy not worse at 95%", difference(values)) is ACCEPTED
-    nothing = difference(np.full(50, math.nan))
-    assert outcome("test/accuracy not worse at 95%", nothing) is UNDECIDED
+    assert (result.outcome, result.interval) == (UNDECIDED, None)
+    assert "has no value in 30 of 1000 resamples" in result.reason
+    assert outcome(text, difference(np.full(50, missing))) is UNDECIDED
+
+
+def test_a_few_resamples_without_a_value_count_as_beyond_both_bounds() -> None:
+    values = np.linspace(-0.01, 0.01, 1000)
+    values[500:510] = math.nan
+    (result,) = judge([(parsed("test/auc not worse by 0.1 at 95%"), difference(values))])
+
+    assert result.outcome is ACCEPTED
+    assert result.interval is not None
+    low, high = (
+        np.quantile(np.where(np.isnan(values), fill, values), share) for fill, share in ((-1, 0.025), (1, 0.975))
+    )
+    assert (result.interval.low, result.interval.high) == pytest.approx((low, high), abs=1e-12)
+    both = judge([(parsed(f"test/auc not worse by {margin} at 99%"), difference(values)) for margin in (0.1, 0.2)])
+    assert [each.outcome for each in both] == [UNDECIDED, UNDECIDED]
+
+
+def test_a_metric_that_one_class_leaves_undefined_decides_as_often_as_the_confidence_says() -> None:
+    random, condition = np.random.default_rng(0), parsed("test/recall >= 0.5 at 90%")
+    draws, found = draw(0, 400, 0, 200).astype(np.float64), []
+    for _ in range(300):
+        positive = random.random(200) < 0.015  # 1 to 8 are
+        right = positive & (random.random(200) < 0.5)
+        if not positive.any():
+            continue
+        with np.errstate(invalid="ignore", divide="ignore"):
+            resampled = (draws @ right) / (draws @ positive)
+        found.append(
+            outcome_of(judge([(condition, Measured(value=right.sum() / positive.sum(), resampled=resampled))]))
+        )
+
+    assert found.count(ACCEPTED) / len(found) < 0.1
+    assert found.count(REFUSED) / len(found) < 0.1
 
 
 def test_the_fewest_resamples_leave_one_beyond_each_bound() -> None:

@@ -145,15 +145,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def p_value(value: float, resampled: Array) -> float:
     """Return the two-sided p-value of a difference.
 
-    It is below 1 minus the confidence where the percentile interval excludes 0. Where no resample is on the other side
-    of 0, the normal distribution with the standard deviation of the resamples says how far below.
+    It is below 1 minus the confidence where the percentile interval excludes 0, whatever the values are that are not
+    finite: those count as on the other side of 0. Where no resample is there, the normal distribution with the standard
+    deviation of the resamples says how far below.
     """
     drawn = resampled[np.isfinite(resampled)]
     if not len(drawn) or not math.isfinite(value):
         return math.nan
-    least = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
+    least = min(int((drawn <= 0).sum()), int((drawn >= 0).sum())) + len(resampled) - len(drawn)
     if least:
-        return min(1.0, 2.0 * least / len(drawn))
+        return min(1.0, 2.0 * least / len(resampled))
     deviation = float(drawn.std())
     tail = math.erfc(abs(value) / deviation / math.sqrt(2.0)) if deviation else 0.0
     return min(tail, 1.0 / len(drawn))

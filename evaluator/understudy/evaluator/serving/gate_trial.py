@@ -100,29 +100,53 @@ def _with_interval(condition: Condition, on: Measured, *, among: int) -> GateCon
     """Decide by the interval at the level for one of ``among`` conditions."""
     assert condition.confidence is not None  # noqa: S101 - _without_interval decided the others
     assert on.resampled is not None  # noqa: S101
-    tail = (1.0 - condition.confidence) / (2 * among)
-    drawn = on.resampled[np.isfinite(on.resampled)]
-    low, high = (float(bound) for bound in np.quantile(drawn.astype(np.float64), [tail, 1.0 - tail]))
+    corrected = "" if among == 1 else f", corrected for {among} conditions"
+    level = f"at {condition.confidence * PERCENT:.6g}%{corrected}"
+    bounds = _bounds(on.resampled, (1.0 - condition.confidence) / (2 * among))
+    result = GateCondition(
+        text=condition.text,
+        outcome=UNDECIDED,
+        value=on.value,
+        baseline_step=on.baseline_step,
+        baseline_value=on.baseline_value,
+    )
+    if bounds is None:
+        return replace(result, reason=f"{_said(condition, on)}; {_unbounded(condition, on.resampled)} {level}")
+    low, high = bounds
     merits = sorted((float(condition.merit(low)), float(condition.merit(high))))
     _, scale = _merit(condition, on)
     worst, best = (_reaches(merit, condition.threshold, scale) for merit in merits)
     outcome = ACCEPTED if worst else UNDECIDED if best else REFUSED
-    corrected = "" if among == 1 else f", corrected for {among} conditions"
     shown = f", between {low:.6g} and {high:.6g}"
     if condition.baseline is not None:
         shown = f"; the improvement is between {merits[0]:.6g} and {merits[1]:.6g}"
-    reason = f"{_said(condition, on)}{shown} at {condition.confidence * PERCENT:.6g}%{corrected}"
+    reason = f"{_said(condition, on)}{shown} {level}"
     if outcome is not ACCEPTED:
         reason += f"; {condition.required()} is required"
-    return GateCondition(
-        text=condition.text,
-        outcome=outcome,
-        value=on.value,
-        baseline_step=on.baseline_step,
-        baseline_value=on.baseline_value,
-        interval=Interval(low=low, high=high),
-        reason=reason,
-    )
+    return replace(result, outcome=outcome, interval=Interval(low=low, high=high), reason=reason)
+
+
+def _bounds(resampled: Array, tail: float) -> tuple[float, float] | None:
+    """Return bounds that hold whatever the values are that are not finite; None if these are too many.
+
+    Args:
+        resampled: The values of the resamples, ``[resamples]``.
+        tail: The share of values beyond each bound. Those that are not finite count as beyond both.
+    """
+    known = np.isfinite(resampled)
+    if int((~known).sum()) > math.floor(tail * (len(resampled) - 1)):
+        return None
+    values = resampled.astype(np.float64)
+    low = np.quantile(np.where(known, values, -np.inf), tail)
+    high = np.quantile(np.where(known, values, np.inf), 1.0 - tail)
+    return float(low), float(high)
+
+
+def _unbounded(condition: Condition, resampled: Array) -> str:
+    """Return why there is no interval, to be followed by its level."""
+    what = "it" if condition.baseline is None else "the improvement"
+    missing = int((~np.isfinite(resampled)).sum())
+    return f"{what} has no value in {missing} of {len(resampled)} resamples, too many for an interval"
 
 
 def _merit(condition: Condition, on: Measured) -> tuple[float, float]:
