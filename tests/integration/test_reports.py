@@ -22,6 +22,7 @@ from understudy.clients import AsyncClient, Client, InvalidArgumentError, NotFou
 from understudy.evaluator.datasets.dataset import load_npz
 
 STEPS = (10, 20)
+DATASETS = ("test", "large")
 CLASSES, WIDTH, EXAMPLES = 3, 4, 90
 
 
@@ -48,22 +49,25 @@ def service(
     data: tuple[Any, Any],
 ) -> Iterator[RunningService]:
     run = tmp_path_factory.mktemp("run")
-    np.savez(run / "test.npz", x=data[0], y=data[1])
+    for name in DATASETS:
+        np.savez(run / f"{name}.npz", x=data[0], y=data[1])
     chief = Chief(run)
     for step in STEPS:
         chief.publish_other(step, classifier(step))
     with running_service(
-        {"run_dir": run, "eval_data": {"test": run / "test.npz"}},
-        {"tables": True, "evaluation_batch_size": 32},
+        {"run_dir": run, "eval_data": {name: run / f"{name}.npz" for name in DATASETS}},
+        {"tables": True, "evaluation_batch_size": 32, "when_undecided": "large", "gate": ["test/accuracy >= 0"]},
         replicas=replicas,
         state_dir=run / "evaluator",
     ) as service:
         service.wait_ready()
         scored = set()
         for evaluation in service.client().watch_evaluations():
-            scored.add(evaluation.step)
+            if evaluation.outcome == "scored":
+                scored.add(evaluation.step)
             if scored == set(STEPS):
                 break
+        service.client().evaluate_dataset("large", version=STEPS[1])
         yield service
 
 
@@ -158,6 +162,22 @@ def test_a_report_is_data_too(service: RunningService, client: Client, tmp_path:
     assert report["changes"]["described"]["newly_wrong"][0] == {"index": wrong.indices[0], **wrong.described[0]}
 
 
+def test_a_report_names_the_datasets_that_only_one_version_has_a_score_on(
+    service: RunningService, tmp_path: Path
+) -> None:
+    note = "large is left out: step 20 has a score on it, and step 10 has none"
+    for suffix in ("html", "json"):
+        file = tmp_path / f"report.{suffix}"
+        assert understudy(service, "report", "--compare", "10,20", "--output", file).exit_code == 0
+        assert (
+            (note in Page(file.read_text()).text)
+            if suffix == "html"
+            else [note] == json.loads(file.read_text())["notes"]
+        )
+    with urllib.request.urlopen(f"http://{service.http}/compare?first=10&second=20", timeout=20) as response:
+        assert "Step 20 has a score on this dataset and step 10 has none" in response.read().decode()
+
+
 def test_examples_are_listed_and_exported(service: RunningService, data: tuple[Any, Any], tmp_path: Path) -> None:
     arguments = ("examples", "newly-wrong", "--step", "20", "--baseline", "10")
     listed = understudy(service, *arguments)
@@ -182,7 +202,7 @@ def test_examples_are_listed_and_exported(service: RunningService, data: tuple[A
 def test_what_is_not_there_is_named(service: RunningService, client: Client, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"step 7 has no score on 'test'\. There are tables of the steps 10, 20"):
         client.evaluation_tables(version=7)
-    with pytest.raises(NotFoundError, match=r"there is no dataset 'tset'; there are \['test'\]"):
+    with pytest.raises(NotFoundError, match=r"there is no dataset 'tset'; there are \['test', 'large'\]"):
         client.evaluation_tables("tset", version=10)
     with pytest.raises(InvalidArgumentError, match="compared with itself"):
         client.examples("newly_wrong", version=20, baseline=20)

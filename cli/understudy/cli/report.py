@@ -18,7 +18,7 @@ from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
     from understudy.cli.report_page import Changes, Report
-    from understudy.clients import Client, ExampleList, Version
+    from understudy.clients import Client, Evaluation, ExampleList, Version
 
 _SUFFIXES = (".html", ".json")
 
@@ -87,7 +87,26 @@ def _collected(client: Client, versions: tuple[Version | None, ...], dataset: st
         model_name=client.status().model_name,
         versions=[ReportedVersion(evaluation=one.evaluation, content=one.content) for one in tables],
         changes=_changes(client, last.dataset, version=last.step, baseline=baseline),
+        notes=() if baseline is None else _scored_alone(client, *(one.evaluation for one in tables)),
     )
+
+
+def _scored_alone(client: Client, first: Evaluation, second: Evaluation) -> tuple[str, ...]:
+    """Return a sentence about each dataset that only one of two versions has a score on."""
+    scored = [_scored_on(client, of) for of in (first, second)]
+    return tuple(
+        f"{dataset} is left out: step {having.step} has a score on it, and step {lacking.step} has none"
+        for having, lacking, datasets in (
+            (first, second, scored[0] - scored[1]),
+            (second, first, scored[1] - scored[0]),
+        )
+        for dataset in sorted(datasets)
+    )
+
+
+def _scored_on(client: Client, version: Evaluation) -> set[str]:
+    entries = client.list_evaluations(min_step=version.step, max_step=version.step, outcome="scored")
+    return {entry.dataset for entry in entries if entry.checkpoint_digest == version.checkpoint_digest}
 
 
 def _changes(client: Client, dataset: str, *, version: int, baseline: int | None) -> Changes:
@@ -144,5 +163,6 @@ def _as_json(report: Report) -> dict[str, Any]:
             },
             "reason": changed.reason,
         },
+        "notes": list(report.notes),
         **({} if report.drift is None else {"drift": report.drift}),
     }

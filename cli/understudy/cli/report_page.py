@@ -76,11 +76,20 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a page shows: one version, or two or more beside each other on one dataset; and drift, if it is known."""
+    """What a page shows: one version, or two or more beside each other on one dataset; and drift, if it is known.
+
+    Attributes:
+        model_name: The model.
+        versions: The versions, each with its evaluation.
+        changes: The examples that are decided differently.
+        notes: What is left out, and why.
+        drift: What `understudy drift` found; None if it is not shown.
+    """
 
     model_name: str
     versions: Sequence[ReportedVersion]
     changes: Changes
+    notes: Sequence[str] = ()
     drift: Content | None = None
 
 
@@ -114,7 +123,7 @@ def _sections(report: Report) -> Iterator[str]:
         yield from drift_section(report.drift)
     comparability = ComparabilityNotes()
     entries = sorted((one.evaluation for one in versions), key=lambda entry: entry.sequence)
-    notes = dict.fromkeys(note for entry in entries for note in comparability.of(entry))
+    notes = dict.fromkeys([*report.notes, *(note for entry in entries for note in comparability.of(entry))])
     notes |= dict.fromkeys(note for one in versions for note in (*notes_of(one.evaluation), *one.content["notes"]))
     if notes:
         yield f"<h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>"

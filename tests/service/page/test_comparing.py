@@ -80,6 +80,34 @@ def test_why_there_are_no_intervals_is_said_with_the_reason_of_the_evaluations(l
     assert len(found.notes) == 3, "and why it is not known which examples changed"
 
 
+def test_datasets_and_slices_that_one_version_lacks_are_named(ledger: Ledger) -> None:
+    for step, dataset in ((1, "small"), (2, "large")):
+        score = {"metrics": {"loss": 1.0}, "examples": 9}
+        ledger.append(
+            step=step, checkpoint_digest=f"d{step}", dataset=dataset, outcome=EvaluationOutcome.SCORED, **score
+        )
+    slices = [[SliceScore(name=f"predicted={label}", examples=4) for label in labels] for labels in ((0, 1), (1, 2))]
+    for step, parts in enumerate(slices, start=1):
+        score = {"metrics": {"loss": 1.0}, "examples": 9, "slices": tuple(parts)}
+        ledger.append(
+            step=step, checkpoint_digest=f"d{step}", dataset="test", outcome=EvaluationOutcome.SCORED, **score
+        )
+    both, small, large = recorded(Evaluations(ledger), 1, 2)  # type: ignore[arg-type]  # the part that is used
+
+    assert [part.name for part in both.parts] == ["", "predicted=1"]
+    assert [note for note in both.notes if "slices" in note] == [
+        "only step 1 has these slices, so they are not compared: predicted=0",
+        "only step 2 has these slices, so they are not compared: predicted=2",
+    ]
+    assert (small.dataset, small.notes) == (
+        "small",
+        ("Step 1 has a score on this dataset and step 2 has none, so there is nothing to compare.",),
+    )
+    assert (large.dataset, large.parts) == ("large", ())
+    values = {"root": "", "acts": (), "first": 1, "second": 2, "compared": [both, small, large]}
+    assert "<h2>small</h2>" in renderer().part("compared.html", values)
+
+
 def test_what_is_configured_otherwise_has_no_difference_and_a_note(ledger: Ledger) -> None:
     resampled = {"loss": np.ones(20, np.float32), "top": np.ones(20, np.float32)}
     alike = {"resamples": 20, "confidence": 0.95, "resampled": resampled}

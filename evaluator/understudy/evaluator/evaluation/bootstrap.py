@@ -17,15 +17,18 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
-from understudy.evaluator.types import Array, EvaluationResult, Interval
+from understudy.evaluator.types import Array, EvaluationResult, Interval, SliceScore
 
 _DRAWS_OF_COUNTER = 16
 """One value of the counter gives 256 random bits: 16 bits for the draw of each of 16 resamples."""
 
 _CHOICES = 2**16
+
+_NAMED_SLICES = 10
 
 
 def _table() -> Array:
@@ -94,6 +97,31 @@ def configured_otherwise(first: EvaluationResult, second: EvaluationResult) -> f
     """Return the names of the metrics that two versions have in different configurations, so they do not compare."""
     both = first.metric_digests.keys() & second.metric_digests.keys()
     return frozenset(name for name in both if first.metric_digests[name] != second.metric_digests[name])
+
+
+class Sliced(Protocol):
+    """A score with slices: `EvaluationResult` or an entry of the ledger."""
+
+    @property
+    def step(self) -> int:
+        """The step that was scored."""
+
+    @property
+    def slices(self) -> Sequence[SliceScore]:
+        """Its slices."""
+
+
+def lacking_slices(first: Sliced, second: Sliced) -> list[str]:
+    """Return a sentence about the slices that only one of two scores has, for each of them."""
+    notes = []
+    for having, lacking in ((first, second), (second, first)):
+        there = {part.name for part in lacking.slices}
+        names = [part.name for part in having.slices if part.name not in there]
+        if names:
+            more = f" and {len(names) - _NAMED_SLICES} more" if len(names) > _NAMED_SLICES else ""
+            shown = ", ".join(names[:_NAMED_SLICES])
+            notes.append(f"only step {having.step} has these slices, so they are not compared: {shown}{more}")
+    return notes
 
 
 def metric_differences(

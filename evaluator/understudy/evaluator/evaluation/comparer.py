@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 
 from understudy.checkpoints.signature import Signature
 from understudy.evaluator.batching.engine import Engine
-from understudy.evaluator.evaluation.bootstrap import configured_otherwise, metric_differences, slice_differences
+from understudy.evaluator.evaluation.bootstrap import (
+    configured_otherwise,
+    lacking_slices,
+    metric_differences,
+    slice_differences,
+)
 from understudy.evaluator.evaluation.comparison import (
     BootstrapOptions,
     ComparedVersion,
@@ -252,6 +257,7 @@ class ComparisonRun:
                 for lacking, having in ((first.result, other), (other, first.result))
                 if (names := having.metrics.keys() - lacking.metrics.keys() - lacking.undefined.keys())
             )
+            notes.extend(lacking_slices(first.result, other))
         confidence = self._bootstrap.confidence
         metrics = metric_differences(first.result, others, confidence=confidence)
         slices = slice_differences(first.result, others, confidence=confidence)

@@ -70,7 +70,7 @@ class ComparedDataset:
 
 
 def recorded(evaluator: Evaluator, first: int, second: int) -> list[ComparedDataset]:
-    """Return what the ledger says about two steps, on each dataset that both have a score on. Blocks.
+    """Return what the ledger says about two steps, on each dataset that either has a score on. Blocks.
 
     Raises:
         VersionNotFoundError: A step has no score.
@@ -80,7 +80,10 @@ def recorded(evaluator: Evaluator, first: int, second: int) -> list[ComparedData
     for step, found in zip((first, second), scores, strict=True):
         if not found:
             raise VersionNotFoundError(f"step {step} has no score in the ledger, so there is nothing to compare")
-    return [_recorded(evaluator, scores[0][name], scores[1][name]) for name in scores[0] if name in scores[1]]
+    both = [_recorded(evaluator, scores[0][name], scores[1][name]) for name in scores[0] if name in scores[1]]
+    of_one = [_of_one(name, first, second) for name in scores[0] if name not in scores[1]]
+    of_one += [_of_one(name, second, first) for name in scores[1] if name not in scores[0]]
+    return [*both, *of_one]
 
 
 def recorded_tables(evaluator: Evaluator, dataset: str, steps: Sequence[int]) -> dict[str, object]:
@@ -105,7 +108,14 @@ def _newest_scores(evaluator: Evaluator, step: int) -> dict[str, EvaluationRecor
     return {entry.dataset: entry for entry in entries if entry.outcome is EvaluationOutcome.SCORED}
 
 
+def _of_one(dataset: str, having: int, lacking: int) -> ComparedDataset:
+    note = f"Step {having} has a score on this dataset and step {lacking} has none, so there is nothing to compare."
+    return ComparedDataset(dataset=dataset, parts=(), confidence=0.0, resamples=0, notes=(note,))
+
+
 def _recorded(evaluator: Evaluator, first: EvaluationRecord, second: EvaluationRecord) -> ComparedDataset:
+    from understudy.evaluator.evaluation.bootstrap import lacking_slices
+
     notes = []
     same = first.dataset_digest == second.dataset_digest
     if not same:
@@ -122,6 +132,7 @@ def _recorded(evaluator: Evaluator, first: EvaluationRecord, second: EvaluationR
     } & second.metrics.keys()
     if others:
         notes.append(f"Configured otherwise in the two evaluations, so not compared: {', '.join(sorted(others))}.")
+    notes += lacking_slices(first, second)
     compared = second.metrics.keys() - others if same else frozenset[str]()
     flips, reason = _flips(evaluator, first, second) if same else (None, "")
     base = {part.name: part for part in first.slices}
