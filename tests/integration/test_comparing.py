@@ -182,6 +182,14 @@ def test_versions_that_stand_for_the_same_step_do_not_differ(client: Client) -> 
     assert (paired.mean, paired.low, paired.high, paired.conclusion) == (0.0, 0.0, 0.0, "undecided")
 
 
+def test_one_example_decides_nothing(client: Client) -> None:
+    result = client.compare(draw(3, (1,)), versions=["serving", "best"])
+    apart = result.versions[1].loss_difference
+    assert apart is not None
+    assert (apart.low, apart.high, apart.conclusion) == (-np.inf, np.inf, "undecided")
+    assert any("too many resamples draw no example" in note for note in result.notes)
+
+
 async def test_the_asyncio_client_compares_too(service: RunningService) -> None:
     batches = draw(4, (5, 6))
     async with AsyncClient(service.grpc) as client:

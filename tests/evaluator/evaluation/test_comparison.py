@@ -99,9 +99,21 @@ def test_a_loss_that_is_not_a_number_makes_none_of_the_interval() -> None:
     assert np.isnan([found.mean, found.low, found.high]).all()
 
 
-def test_one_example_gives_an_interval_of_no_width() -> None:
-    found = resample(np.array([[1.0], [3.0]]), [], resamples=20)
-    assert (found.mean, found.low, found.high) == (2.0, 2.0, 2.0)
+@pytest.mark.parametrize("examples", [1, 2, 3])
+def test_so_few_examples_that_resamples_may_draw_none_give_no_bounds(examples: int) -> None:
+    found = resample(np.array([[1.0] * examples, [3.0] * examples]), [], resamples=1000)
+    assert (found.mean, found.low, found.high) == (2.0, -np.inf, np.inf)
+
+
+def test_few_resamples_without_an_example_count_as_beyond_both_bounds() -> None:
+    losses = draw(7, 4, better_by=0.0)
+    found = resample(losses, [], resamples=1000)
+    weights = bootstrap.draw(0, 1000, 0, 4).T.astype(float)
+    drawn = weights.sum(axis=0) > 0
+    assert 0 < (~drawn).sum() < 25
+    means = ((losses[1] - losses[0]) @ weights)[drawn] / weights.sum(axis=0)[drawn]
+    expected = [np.quantile([*means, *np.full((~drawn).sum(), fill)], at) for fill, at in ((-9, 0.025), (9, 0.975))]
+    assert (found.low, found.high) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_why_there_are_no_intervals_is_said_with_the_reason_of_the_evaluations(l
 
 def test_datasets_and_slices_that_one_version_lacks_are_named(ledger: Ledger) -> None:
     for step, dataset in ((1, "small"), (2, "large")):
-        score = {"metrics": {"loss": 1.0}, "examples": 9}
+        score: dict[str, Any] = {"metrics": {"loss": 1.0}, "examples": 9}
         ledger.append(
             step=step, checkpoint_digest=f"d{step}", dataset=dataset, outcome=EvaluationOutcome.SCORED, **score
         )

@@ -242,6 +242,12 @@ class ComparisonRun:
         if any(version.without_example_losses for version in scored):
             reason = next(version.without_example_losses for version in scored if version.without_example_losses)
             notes.append(f"there is no interval, because examples have no losses of their own: {reason}")
+        compared = [self._compared(version, first) for version in scored]
+        if any(version.loss_difference and math.isinf(version.loss_difference.low) for version in compared):
+            notes.append(
+                "the difference of the losses has no bounds, because too many resamples draw no example, or one of an "
+                "infinite loss"
+            )
         if in_turns:
             notes.append(f"the steps {sorted(set(in_turns))} were not loaded and took turns on the same batches")
         others = [version.result for version in scored[1:]]
@@ -263,14 +269,14 @@ class ComparisonRun:
         slices = slice_differences(first.result, others, confidence=confidence)
         return Comparison(
             versions=(
-                self._compared(first, first),
+                compared[0],
                 *(
                     replace(
-                        self._compared(version, first),
+                        version,
                         metric_differences=of_metrics,
                         slice_differences=tuple(of_slices),
                     )
-                    for version, of_metrics, of_slices in zip(scored[1:], metrics, slices, strict=True)
+                    for version, of_metrics, of_slices in zip(compared[1:], metrics, slices, strict=True)
                 ),
             ),
             bootstrap=self._bootstrap,

@@ -5,6 +5,7 @@ All versions are resampled alike, which makes the bootstrap paired; see `underst
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,6 +18,7 @@ from understudy.evaluator.evaluation.bootstrap import MetricDifference, SliceDif
 from understudy.evaluator.evaluation.breakdown import MAX_RESAMPLES, SEED, BreakdownOptions
 from understudy.evaluator.evaluation.slices import SliceSetting
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.percentiles import bounds
 from understudy.evaluator.types import Array, Batch, EvaluationResult
 
 _CHUNK_ELEMENTS = 1_000_000
@@ -129,7 +131,8 @@ class ResampledLoss:
 class LossDifference:
     """A version's mean example loss minus the first version's; below 0 is better.
 
-    ``low`` and ``high`` bound the interval. All are NaN if the loss of an example is.
+    ``low`` and ``high`` bound the interval; they are infinite if too many resamples draw no example. All are NaN if the
+    loss of an example is.
     """
 
     mean: float
@@ -177,13 +180,15 @@ def difference(of: ResampledLoss, to: ResampledLoss, *, confidence: float) -> Lo
     """Return the difference of two versions' mean losses with its percentile interval.
 
     Both must have been resampled with the same seed on the same examples. Resamples without any example, which occur
-    with very few examples, are ignored.
+    with very few examples, count as beyond both bounds.
     """
-    drawn = of.counts > 0
-    resampled = (of.sums[drawn] - to.sums[drawn]) / of.counts[drawn]
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(resampled, [tail, 1.0 - tail]) if drawn.any() else (np.nan, np.nan)
-    return LossDifference(mean=(of.total - to.total) / of.examples, low=float(low), high=float(high))
+    mean = (of.total - to.total) / of.examples
+    if math.isnan(mean):
+        return LossDifference(mean=mean, low=math.nan, high=math.nan)
+    apart = of.sums - to.sums
+    resampled = np.divide(apart, of.counts, out=np.full_like(apart, np.nan), where=of.counts > 0)
+    low, high = bounds(resampled, (1.0 - confidence) / 2.0) or (-math.inf, math.inf)
+    return LossDifference(mean=mean, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)

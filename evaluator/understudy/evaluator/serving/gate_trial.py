@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from understudy.evaluator.datasets.dataset import EvaluationDataset
+from understudy.evaluator.percentiles import bounds
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.gates import ACCEPTED, PERCENT, REFUSED, RESOLUTION, UNDECIDED, Condition
 from understudy.evaluator.serving.ranking import LOSS, Ranking
@@ -102,7 +103,7 @@ def _with_interval(condition: Condition, on: Measured, *, among: int) -> GateCon
     assert on.resampled is not None  # noqa: S101
     corrected = "" if among == 1 else f", corrected for {among} conditions"
     level = f"at {condition.confidence * PERCENT:.6g}%{corrected}"
-    bounds = _bounds(on.resampled, (1.0 - condition.confidence) / (2 * among))
+    found = bounds(on.resampled, (1.0 - condition.confidence) / (2 * among))
     result = GateCondition(
         text=condition.text,
         outcome=UNDECIDED,
@@ -110,9 +111,9 @@ def _with_interval(condition: Condition, on: Measured, *, among: int) -> GateCon
         baseline_step=on.baseline_step,
         baseline_value=on.baseline_value,
     )
-    if bounds is None:
+    if found is None:
         return replace(result, reason=f"{_said(condition, on)}; {_unbounded(condition, on.resampled)} {level}")
-    low, high = bounds
+    low, high = found
     merits = sorted((float(condition.merit(low)), float(condition.merit(high))))
     _, scale = _merit(condition, on)
     worst, best = (_reaches(merit, condition.threshold, scale) for merit in merits)
@@ -124,22 +125,6 @@ def _with_interval(condition: Condition, on: Measured, *, among: int) -> GateCon
     if outcome is not ACCEPTED:
         reason += f"; {condition.required()} is required"
     return replace(result, outcome=outcome, interval=Interval(low=low, high=high), reason=reason)
-
-
-def _bounds(resampled: Array, tail: float) -> tuple[float, float] | None:
-    """Return bounds that hold whatever the values are that are not finite; None if these are too many.
-
-    Args:
-        resampled: The values of the resamples, ``[resamples]``.
-        tail: The share of values beyond each bound. Those that are not finite count as beyond both.
-    """
-    known = np.isfinite(resampled)
-    if int((~known).sum()) > math.floor(tail * (len(resampled) - 1)):
-        return None
-    values = resampled.astype(np.float64)
-    low = np.quantile(np.where(known, values, -np.inf), tail)
-    high = np.quantile(np.where(known, values, np.inf), 1.0 - tail)
-    return float(low), float(high)
 
 
 def _unbounded(condition: Condition, resampled: Array) -> str:
