@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from understudy.cli.replay import OutputDifference, paced
+from understudy.evaluator.types import OutputTask
 
 SCORES = np.array([[0.1, 0.9], [0.8, 0.2], [0.6, 0.4]], np.float32)
 
 
-def difference(now: Any, before: Any, tolerance: float = 1e-6) -> OutputDifference:
+def difference(now: Any, before: Any, tolerance: float = 1e-6, task: OutputTask | None = None) -> OutputDifference:
     found = OutputDifference()
-    found.add(np.asarray(now), np.asarray(before), tolerance)
+    found.add(np.asarray(now), np.asarray(before), tolerance, task)
     found.finish(len(now))
     return found
 
@@ -47,6 +48,12 @@ def test_single_values_and_strings_have_no_classes() -> None:
     assert difference([[0.1], [0.2]], [[0.9], [0.2]]).class_flips is None
     found = difference(np.array([b"a", b"b"], object), np.array([b"a", b"c"], object))
     assert (found.differing_examples, found.largest_difference, found.class_flips) == (1, None, None)
+
+
+def test_labels_flip_at_their_threshold_and_a_regression_has_no_flips() -> None:
+    now, before = np.array([[0.9, 0.8], [0.9, 0.4]]), np.array([[0.8, 0.9], [0.9, 0.8]])
+    assert difference(now, before, task=OutputTask(kind="multilabel", scores="probabilities")).class_flips == 1
+    assert difference(now, before, task=OutputTask(kind="regression")).class_flips is None
 
 
 def test_other_shapes_differ_in_every_example() -> None:

@@ -15,8 +15,7 @@ from understudy.cli.report_page import Changes, Report, ReportedVersion, page
 from understudy.clients import Evaluation, ExampleList, Flips, Interval, SliceScore
 from understudy.evaluator.evaluation.evaluation_stream import ExampleScores
 from understudy.evaluator.evaluation.table_collector import TableCollector
-from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Batch
+from understudy.evaluator.types import Batch, OutputTask
 
 HOSTILE = '<script>alert("1")</script>'
 EXAMPLES = 40

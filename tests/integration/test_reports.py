@@ -18,7 +18,7 @@ from testkit.checkpoints import Chief
 from testkit.html_pages import Page
 from testkit.in_process import RunningService, running_service
 from understudy.cli.main import main
-from understudy.clients import AsyncClient, Client, InvalidArgumentError, NotFoundError
+from understudy.clients import AsyncClient, Client, InvalidArgumentError, NotFoundError, OutputTask
 from understudy.evaluator.datasets.dataset import load_npz
 
 STEPS = (10, 20)
@@ -93,6 +93,10 @@ def test_the_tables_are_those_of_the_predictions(client: Client, data: tuple[Any
     assert output["right"] / EXAMPLES == pytest.approx(tables.evaluation.metrics["accuracy"])
     for index, label in enumerate(output["labels"]):
         assert label["auc"] == pytest.approx(metrics.roc_auc_score(actual == index, predicted[:, index]), abs=1e-3)
+
+
+def test_the_metadata_say_what_an_output_is_for(client: Client) -> None:
+    assert client.metadata(version=20).output_tasks == {"y": OutputTask(kind="multiclass", threshold=0.0)}
 
 
 def test_the_hardest_examples_have_their_losses_and_inputs(client: Client, data: tuple[Any, Any]) -> None:

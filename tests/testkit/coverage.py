@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions
 from understudy.evaluator.evaluation.slices import parse_slices
-from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Batch
+from understudy.evaluator.types import Batch, OutputTask
 
 EXAMPLES = 500
 RARE = 0.1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from understudy.cli.answer_tasks import answer_tasks
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.connection import ConnectionSettings, connected, json_option, version_option
 from understudy.cli.options import settings_options
@@ -111,7 +112,7 @@ def _add(
             sketches.add("input", batch.inputs if names is None else renamed_to_match(batch.inputs, names))
             sketches.add("target", batch.targets)
             scores = batch.scores if scorer is None else scorer.outputs_for(batch.inputs)
-            sketches.add_scores(scores)
+            sketches.add_scores(scores, {} if scorer is None else scorer.tasks)
             done += batch.count
             advance(done, None)
     if not done:
@@ -120,12 +121,17 @@ def _add(
 
 
 class _Scorer:
-    """Asks a server for a version's outputs."""
+    """Asks a server for a version's outputs.
+
+    Attributes:
+        tasks: What they are for, by their names.
+    """
 
     def __init__(self, client: Client, version: Version | None) -> None:
         self._client = client
         self._version = version
         self._metadata: ModelMetadata = client.metadata(version=version)
+        self.tasks = answer_tasks(self._metadata)
 
     def outputs_for(self, inputs: Arrays) -> Arrays:
         """Return the outputs for inputs, which are cast to the model's dtypes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from understudy.cli.answer_tasks import answer_tasks
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.connection import ConnectionSettings, VersionType, connected, json_option
 from understudy.cli.options import settings_options
@@ -23,6 +24,7 @@ from understudy.cli.values import LocalPath
 if TYPE_CHECKING:
     from understudy.clients import Client, ModelMetadata, Version
     from understudy.evaluator.datasets.request_records import LoggedExample
+    from understudy.evaluator.types import OutputTask
 
 Array = npt.NDArray[Any]
 
@@ -83,9 +85,10 @@ def command(
     DIR is a folder that `understudy serve --request-log` wrote, or one file of it.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
     with connected(settings) as client:
-        replay = Replay(client, version, against, tolerance=tolerance)
+        metadata = client.metadata(version=version)
+        replay = Replay(client, version, against, tasks=answer_tasks(metadata), tolerance=tolerance)
         with progress_bar(f"replaying {folder}") as advance:
-            examples = _logged_examples(folder, client.metadata(version=version), limit)
+            examples = _logged_examples(folder, metadata, limit)
             for batch in paced(_batches(examples, batch_size), max_requests_per_second):
                 replay.send(batch)
                 advance(replay.result.examples, limit)
@@ -105,7 +108,8 @@ class OutputDifference:
         differing_examples: The examples of which at least one value differs.
         differing_share: Their share of all examples.
         largest_difference: The largest absolute difference of two values; None for strings, or if shapes differ.
-        class_flips: The examples whose class (the index of the largest value) is another; None without classes.
+        class_flips: The examples whose class (the index of the largest value) is another, or of which another label
+            holds; None if the output decides neither.
         class_flip_share: Their share of all examples.
     """
 
@@ -115,9 +119,9 @@ class OutputDifference:
     class_flips: int | None = None
     class_flip_share: float | None = None
 
-    def add(self, now: Array, before: Array, tolerance: float) -> None:
-        """Add a batch of answers ``[examples, ...]``."""
-        from understudy.evaluator.evaluation.answer_differences import class_flips, has_classes
+    def add(self, now: Array, before: Array, tolerance: float, task: OutputTask | None = None) -> None:
+        """Add a batch of answers ``[examples, ...]`` of an output; its task is unknown if None."""
+        from understudy.evaluator.evaluation.answer_differences import flips
 
         if now.shape != before.shape:
             self.differing_examples += len(now)
@@ -131,8 +135,9 @@ class OutputDifference:
         self.differing_examples += int((~close).any(axis=1).sum())
         gaps = np.abs(a - b)[~close]
         self.largest_difference = max(self.largest_difference or 0.0, float(gaps.max()) if gaps.size else 0.0)
-        if has_classes(now):
-            self.class_flips = (self.class_flips or 0) + int(class_flips(now, before).sum())
+        flipped = flips(task, now, before)
+        if flipped is not None:
+            self.class_flips = (self.class_flips or 0) + int(flipped.sum())
 
     def finish(self, examples: int) -> None:
         """Set the shares."""
@@ -167,6 +172,7 @@ class Replay:
     Args:
         client: The server.
         version: The version to ask.
+        tasks: What its outputs are for, by their names.
         against: The version to compare with; None for the logged answers.
         tolerance: See the command's help.
 
@@ -174,9 +180,18 @@ class Replay:
         result: What was found so far.
     """
 
-    def __init__(self, client: Client, version: Version, against: Version | None, *, tolerance: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        version: Version,
+        against: Version | None,
+        *,
+        tasks: Mapping[str, OutputTask],
+        tolerance: float,
+    ) -> None:
         self._client = client
         self._version = version
+        self._tasks = tasks
         self._against = against
         self._tolerance = tolerance
         self.result = ReplayResult()
@@ -202,7 +217,7 @@ class Replay:
                     f"there is no output {name!r} to compare with; there is {', '.join(map(repr, before))}"
                 )
             difference = self.result.outputs.setdefault(name, OutputDifference())
-            difference.add(now, before[name], self._tolerance)
+            difference.add(now, before[name], self._tolerance, self._tasks.get(name))
             difference.finish(self.result.examples)
 
     def _answers_before(self, batch: Sequence[LoggedExample], inputs: dict[str, Array]) -> dict[str, Array]:

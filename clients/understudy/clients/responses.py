@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -35,6 +35,7 @@ from understudy.clients.types import (
     FleetStatus,
     ModelMetadata,
     ModelStatus,
+    OutputTask,
     PredictResult,
     Promotion,
     Rollout,
@@ -251,7 +252,19 @@ def metadata(response: model_pb2.GetModelMetadataResponse) -> ModelMetadata:
         devices=tuple(response.devices),
         datasets=tuple(response.datasets),
         notes=tuple(response.notes),
+        output_tasks={
+            name: OutputTask(kind=_KINDS.get(task.kind, "unknown"), threshold=task.threshold)
+            for name, task in response.output_tasks.items()
+        },
     )
+
+
+_KINDS: Mapping[int, Literal["binary", "multilabel", "multiclass", "regression"]] = {
+    model_pb2.OUTPUT_KIND_BINARY: "binary",
+    model_pb2.OUTPUT_KIND_MULTI_LABEL: "multilabel",
+    model_pb2.OUTPUT_KIND_MULTI_CLASS: "multiclass",
+    model_pb2.OUTPUT_KIND_REGRESSION: "regression",
+}
 
 
 @_readable()

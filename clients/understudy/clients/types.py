@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -58,8 +58,25 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutputTask:
+    """What an output is for, as far as the compiled loss and metrics tell.
+
+    Attributes:
+        kind: ``binary`` for one value, of the second of two classes; ``multilabel`` for several labels of which any
+            number may hold; ``multiclass`` for the class with the largest value along the last axis.
+        threshold: A label of a ``binary`` or ``multilabel`` output holds if its value is greater.
+    """
+
+    kind: Literal["unknown", "binary", "multilabel", "multiclass", "regression"]
+    threshold: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelMetadata:
-    """One version: its inputs and outputs in the model's order, the devices it runs on, and the server's datasets."""
+    """One version: its inputs and outputs in the model's order, the devices it runs on, and the server's datasets.
+
+    ``output_tasks`` says what each output is for, by its name; a server of an earlier release does not.
+    """
 
     model_name: str
     step: int
@@ -69,6 +86,7 @@ class ModelMetadata:
     devices: tuple[str, ...]
     datasets: tuple[str, ...]
     notes: tuple[str, ...]
+    output_tasks: Mapping[str, OutputTask] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

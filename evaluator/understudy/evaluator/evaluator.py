@@ -324,6 +324,7 @@ class Evaluator(EvaluatorState):
                 devices=components.devices,
                 datasets=tuple(self._datasets),
                 notes=(*handle.slot.notes, handle.slot.predict_note),
+                output_tasks=handle.slot.output_tasks,
             )
 
     def _batches_of(self, dataset: str) -> ReplayableBatches:

@@ -305,6 +305,30 @@ class LifeRecord:
     at: float
 
 
+TaskKind = Literal["binary", "multilabel", "categorical", "sparse", "regression", "unknown"]
+ScoreKind = Literal["probabilities", "logits", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputTask:
+    """What an output is for.
+
+    Attributes:
+        kind: The task. ``sparse`` has the numbers of classes as targets, ``categorical`` one value for each class.
+        scores: What the values of a classification are.
+        loss: The name of the loss; empty if there is none.
+    """
+
+    kind: TaskKind
+    scores: ScoreKind = "unknown"
+    loss: str = ""
+
+    @property
+    def threshold(self) -> float:
+        """A label of a ``binary`` or ``multilabel`` output holds if its value is greater."""
+        return 0.5 if self.scores == "probabilities" else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
     """The inputs and outputs of one loaded version, and where it runs.
@@ -317,6 +341,7 @@ class ModelDescription:
         datasets: The datasets known to the evaluator, in the order they are scored.
         notes: Why evaluations may differ from a single device's, or why they run on one replica; and whether Predict
             uses constants for the weights, and why not.
+        output_tasks: What each output is for, by its name.
     """
 
     step: int
@@ -325,6 +350,7 @@ class ModelDescription:
     devices: tuple[str, ...]
     datasets: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    output_tasks: Mapping[str, OutputTask] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from understudy.evaluator.evaluation.answer_differences import AnswerDifference, compare_answers
-from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Array
+from understudy.evaluator.evaluation.answer_differences import AnswerDifference, compare_answers, flips
+from understudy.evaluator.types import Array, OutputTask
 
 SPARSE = OutputTask(kind="sparse", scores="probabilities")
 BINARY = OutputTask(kind="binary", scores="probabilities")
@@ -35,6 +34,23 @@ def test_a_classifier_differs_where_the_class_does_however_far_the_numbers_are(t
 def test_labels_differ_where_they_pass_their_threshold() -> None:
     assert differ(BINARY, floats([0.6], [0.1]), floats([0.4], [0.49])).share == 0.5
     assert differ(LOGITS, floats([0.2, -3.0], [1.0, 1.0]), floats([-0.2, -1.0], [2.0, 0.1])).share == 0.5
+
+
+def test_several_labels_flip_where_one_passes_its_threshold_and_numbers_never() -> None:
+    labels = OutputTask(kind="multilabel", scores="probabilities")
+    before = floats([0.9, 0.8, 0.1], [0.9, 0.8, 0.1], [0.2, 0.1, 0.3])
+    now = floats([0.8, 0.9, 0.1], [0.9, 0.4, 0.1], [0.3, 0.4, 0.1])  # the largest is another in the first and last
+    assert flips_of(labels, now, before) == [False, True, False]
+    assert flips_of(SPARSE, now, before) == [True, False, True]
+    assert flips(REGRESSION, now, before) is None
+    assert flips_of(BINARY, floats([0.6]), floats([0.4])) == [True]
+
+
+def flips_of(task: OutputTask, now: Array, before: Array) -> list[bool]:
+    found = flips(task, now, before)
+    assert found is not None
+    flipped: list[bool] = found.tolist()
+    return flipped
 
 
 def test_other_numbers_differ_beyond_the_tolerance_of_the_largest_one() -> None:

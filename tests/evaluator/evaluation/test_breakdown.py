@@ -14,8 +14,7 @@ from understudy.evaluator.evaluation.bootstrap import holm, p_value
 from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Batch
+from understudy.evaluator.types import Batch, OutputTask
 
 
 def break_down(options: BreakdownOptions, *, batches: int = 1) -> BrokenDown:

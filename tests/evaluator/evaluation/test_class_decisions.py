@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.evaluation.class_decisions import predicted_classes
-from understudy.evaluator.model.output_tasks import OutputTask, ScoreKind, TaskKind
+from understudy.evaluator.types import OutputTask, ScoreKind, TaskKind
 
 SCORES = np.array([[-0.2], [0.3], [0.7]], np.float32)
 

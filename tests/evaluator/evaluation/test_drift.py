@@ -18,7 +18,7 @@ from understudy.evaluator.evaluation.drift import (
     NumberSketch,
     population_stability,
 )
-from understudy.evaluator.types import Array
+from understudy.evaluator.types import Array, OutputTask
 
 
 def drift(reference: Array, sample: Array, *, batches: int = 1) -> FeatureDrift:
@@ -102,8 +102,8 @@ def test_features_are_bounded_and_large_tensors_are_one_feature() -> None:
 
 def test_scores_have_classes_too() -> None:
     sketches, other = DriftSketches(), DriftSketches()
-    sketches.add_scores({"digit": np.eye(3, dtype=np.float32)[[0, 1, 2, 2]]})
-    other.add_scores({"digit": np.eye(3, dtype=np.float32)[[2, 2, 2, 2]]})
+    sketches.add_scores({"digit": np.eye(3, dtype=np.float32)[[0, 1, 2, 2]]}, {})
+    other.add_scores({"digit": np.eye(3, dtype=np.float32)[[2, 2, 2, 2]]}, {})
     (classes,) = [each for each in sketches.compare(other).features if each.kind == "class"]
     assert [(each.label, each.reference, each.share) for each in classes.bins] == [
         ("2", 0.5, 1.0),
@@ -111,6 +111,41 @@ def test_scores_have_classes_too() -> None:
         ("1", 0.25, 0.0),
         (OTHERS, 0.0, 0.0),
     ]
+
+
+LABELS = np.array([[0.9, 0.8, 0.1], [0.8, 0.9, 0.4], [0.7, 0.2, 0.6], [0.1, 0.2, 0.3]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("task", "scores"),
+    [
+        ({"y": OutputTask(kind="multilabel", scores="probabilities")}, LABELS),
+        ({"y": OutputTask(kind="multilabel", scores="logits")}, LABELS - np.float32(0.5)),
+        ({}, LABELS),
+        ({"y": OutputTask(kind="unknown")}, LABELS),
+    ],
+)
+def test_each_label_of_several_is_a_class_of_its_own(task: dict[str, OutputTask], scores: Array) -> None:
+    sketches = DriftSketches()
+    sketches.add_scores({"y": scores}, task)
+    other = sketches.like_this()
+    other.add_scores({"y": scores[:1]}, {})
+    found = {each.name: each for each in sketches.compare(other).features if each.kind == "class"}
+    assert sorted(found) == ["y[0]", "y[1]", "y[2]"]
+    for label, expected in enumerate(([1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 0])):
+        shares = {each.label: (each.reference, each.share) for each in found[f"y[{label}]"].bins}
+        assert shares[str(expected[0])] == (expected.count(expected[0]) / 4, 1.0)
+
+
+def test_a_single_label_has_a_class_and_a_regression_none() -> None:
+    binary, regression = OutputTask(kind="binary", scores="probabilities"), OutputTask(kind="regression")
+    for task, names in ((binary, ["y"]), (regression, [])):
+        sketches = DriftSketches()
+        sketches.add_scores({"y": LABELS[:, :1]}, {"y": task})
+        assert [each.name for each in sketches.compare(sketches).features if each.kind == "class"] == names
+    several = DriftSketches()
+    several.add_scores({"y": LABELS}, {"y": regression})
+    assert [each.kind for each in several.compare(several).features] == ["score"] * 3
 
 
 def test_what_one_sample_lacks_is_named() -> None:

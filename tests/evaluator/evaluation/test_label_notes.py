@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from understudy.evaluator.evaluation.class_decisions import LabelNotes
-from understudy.evaluator.model.output_tasks import OutputTask
+from understudy.evaluator.types import OutputTask
 
 TASKS = {
     "odds": OutputTask(kind="binary", scores="probabilities", loss="binary_crossentropy"),

@@ -7,7 +7,7 @@ import pytest
 
 from understudy.evaluator.evaluation import slices
 from understudy.evaluator.evaluation.slices import QuantileSample, SliceError, Slicer, number_values, parse_slices
-from understudy.evaluator.model.output_tasks import OutputTask, TaskKind
+from understudy.evaluator.types import OutputTask, TaskKind
 
 TARGETS = {"outputs": np.array([[3], [1], [3], [3]])}
 PREDICTED = {"outputs": np.array([3, 3, 1, 3])}

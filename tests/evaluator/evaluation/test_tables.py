@@ -21,8 +21,8 @@ from understudy.evaluator.evaluation.evaluation_stream import ExampleScores
 from understudy.evaluator.evaluation.residuals import Residuals
 from understudy.evaluator.evaluation.table_collector import MAX_SLICES, TableCollector
 from understudy.evaluator.evaluation.tables import MAX_CLASSES, MAX_MATRIX_CLASSES
-from understudy.evaluator.model.output_tasks import OutputTask, ScoreKind, TaskKind, output_tasks
-from understudy.evaluator.types import Array, Batch
+from understudy.evaluator.model.output_tasks import output_tasks
+from understudy.evaluator.types import Array, Batch, OutputTask, ScoreKind, TaskKind
 
 SEEDS = st.integers(0, 2**31)
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=8)

@@ -20,8 +20,8 @@ from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.class_decisions import decide
 from understudy.evaluator.evaluation.example_outcomes import flips
 from understudy.evaluator.evaluation.slices import parse_slices
-from understudy.evaluator.model.output_tasks import OutputTask
 from understudy.evaluator.model.slot import Slot
+from understudy.evaluator.types import OutputTask
 
 LABELS = np.array([1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 1, 0], np.float32)
 PREDICTIONS = np.array([0.6, 0.3, 0.2, 0.6, 0.7, 0.8, 0.1, 0.2, 0.3, 0.4, 1.0, 0.7, 0.5], np.float32)

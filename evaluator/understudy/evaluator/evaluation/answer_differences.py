@@ -7,12 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from understudy.evaluator.evaluation.class_decisions import holds
-from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Array, Arrays
-
-_CLASSES: Final = 2
-"""An output with at least this many values along its last axis has a class."""
+from understudy.evaluator.evaluation.class_decisions import decided
+from understudy.evaluator.types import Array, Arrays, OutputTask
 
 _FLOATS: Final = "fV"
 """The kinds of dtypes of floating-point numbers; bfloat16 and others have none of NumPy's own."""
@@ -56,38 +52,25 @@ def compare_answers(
             differs |= _any(a != b)
             continue
         is_finite &= bool((np.isfinite(_numbers(a)) | ~np.isfinite(_numbers(b))).all())
-        flips = _flips(tasks.get(name), a, b)
-        if flips is None:
+        flipped = flips(tasks.get(name), a, b)
+        if flipped is None:
             gaps = _gaps(_numbers(a), _numbers(b))
             largest = max(largest, float(gaps.max()))
-            flips = gaps > tolerance
-        differs |= flips
+            flipped = gaps > tolerance
+        differs |= flipped
     return AnswerDifference(share=float(differs.mean()), largest=largest, is_finite=is_finite)
 
 
-def has_classes(array: Array) -> bool:
-    """Return whether an output ``[examples, ..., classes]`` has a class: the place of its largest value."""
-    return array.ndim > 1 and array.shape[-1] >= _CLASSES and array.dtype.kind in _FLOATS
+def flips(task: OutputTask | None, now: Array, before: Array) -> Array | None:
+    """Return which examples are decided otherwise, bool ``[examples]``; None for an output without decisions.
 
-
-def classes_of(array: Array) -> Array:
-    """Return the place of the largest value along the last axis, ``[examples, ...]``."""
-    return np.asarray(np.argmax(array.astype(np.float32), axis=-1))
-
-
-def class_flips(now: Array, before: Array) -> Array:
-    """Return which examples have another class in any place, bool ``[examples]``, of outputs that have classes."""
-    return _any(classes_of(now) != classes_of(before))
-
-
-def _flips(task: OutputTask | None, now: Array, before: Array) -> Array | None:
-    """Return which examples are decided otherwise, bool ``[examples]``; None for an output without classes."""
-    kind = "unknown" if task is None else task.kind
-    if task is not None and kind in {"binary", "multilabel"}:
-        return _any(holds(task, _numbers(now)) != holds(task, _numbers(before)))
-    if has_classes(now) and kind in {"sparse", "categorical", "unknown"}:
-        return class_flips(now, before)
-    return None
+    Args:
+        task: The task of the output; None if it is unknown.
+        now: Its values ``[examples, ...]``.
+        before: The other version's, of the same shape.
+    """
+    first, second = decided(task, now), decided(task, before)
+    return None if first is None or second is None else _any(first != second)
 
 
 def _gaps(now: Array, before: Array) -> Array:

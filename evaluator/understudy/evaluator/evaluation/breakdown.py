@@ -36,8 +36,7 @@ from understudy.evaluator.evaluation.slices import (
 )
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.inputs import by_output
-from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Array, Arrays, Batch, Interval, SliceScore
+from understudy.evaluator.types import Array, Arrays, Batch, Interval, OutputTask, SliceScore
 
 if TYPE_CHECKING:
     from understudy.evaluator.model.increments import StateIncrements  # imports TensorFlow

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from understudy.evaluator.evaluation.curves import sigmoid
-from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Array, Arrays
+from understudy.evaluator.types import Array, Arrays, OutputTask
 
 _TOLERANCE = 1e-6
+
+_FLOATS = "fV"
+"""The kinds of dtypes of floating-point numbers; bfloat16 and others have none of NumPy's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +127,21 @@ def decide(task: OutputTask, outputs: Array, targets: Array, weights: Array | No
 
 def holds(task: OutputTask, values: Array) -> Array:
     """Return which labels hold, bool, in the shape of the values of an output with two classes or several labels."""
-    if task.scores == "unknown":  # a hinge loss's
-        return values > 0.0
-    return _label_probabilities(task, values) > 0.5  # noqa: PLR2004 - as Keras's accuracy
+    return values > task.threshold
+
+
+def decided(task: OutputTask | None, values: Array) -> Array | None:
+    """Return what the values ``[examples, ...]`` of an output decide, without the targets; None for no decision.
+
+    Labels that hold are bool, in the shape of the values; classes int64 ``[examples, ...]`` without the last axis. An
+    output of an unknown task with several values along its last axis has classes.
+    """
+    if values.dtype.kind not in _FLOATS:
+        return None
+    if task is not None and task.kind in {"binary", "multilabel"}:
+        return holds(task, values.astype(np.float32))
+    has_classes = values.ndim > 1 and values.shape[-1] > 1 and (task is None or task.kind != "regression")
+    return np.asarray(values.astype(np.float32).argmax(axis=-1)) if has_classes else None
 
 
 def _decide_labels(task: OutputTask, outputs: Array, targets: Array, given: Array | None) -> Decisions:

@@ -24,11 +24,11 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from understudy.evaluator.evaluation.answer_differences import classes_of, has_classes
-from understudy.evaluator.types import Array, Arrays
+from understudy.evaluator.evaluation.class_decisions import decided
+from understudy.evaluator.types import Array, Arrays, OutputTask
 
 Kind = Literal["input", "target", "score", "class"]
-"""An input of the model, a target, an output, or the class with an output's largest value."""
+"""An input of the model, a target, an output, or what an output decides: a class, or which labels hold."""
 
 LEAST_SHARE: Final = 1e-4
 """The least share of a bin, so that an empty one does not make the index infinite."""
@@ -43,6 +43,10 @@ _KLL_K: Final = 1000  # a rank error of 0.4 % at 99 % confidence, in about 40 KB
 _FREQUENT_LG_SIZE: Final = 12  # exact up to 3,072 different strings
 _LONGEST_STRING: Final = 100
 _DIGITS: Final = 6
+_ROUNDING: Final = 0.01  # of a sum of probabilities in float16
+
+_UNKNOWN: Final = OutputTask(kind="unknown")
+_LABELS: Final = OutputTask(kind="multilabel", scores="probabilities")
 
 
 def population_stability(reference: Sequence[float] | Array, shares: Sequence[float] | Array) -> float:
@@ -276,6 +280,7 @@ class DriftSketches:
     left_out: list[str] = field(default_factory=list)
     _sketches: dict[_Feature, Sketch] = field(default_factory=dict)
     _layout: dict[tuple[Kind, str], list[_Feature]] = field(default_factory=dict)
+    _tasks: dict[str, OutputTask] = field(default_factory=dict)
 
     def like_this(self) -> DriftSketches:
         """Return empty sketches of the same features, which add no others."""
@@ -284,6 +289,7 @@ class DriftSketches:
             left_out=list(self.left_out),
             _sketches={feature: type(sketch)() for feature, sketch in self._sketches.items()},
             _layout=dict(self._layout),
+            _tasks=dict(self._tasks),
         )
 
     def add(self, kind: Kind, tensors: Arrays) -> None:
@@ -291,9 +297,19 @@ class DriftSketches:
         for name in sorted(tensors):
             self._add(kind, name, tensors[name])
 
-    def add_scores(self, outputs: Arrays) -> None:
-        """Add a model's outputs ``[examples, ...]`` by name, and the classes of those that have some."""
-        self.add("class", {name: classes_of(array) for name, array in outputs.items() if has_classes(array)})
+    def add_scores(self, outputs: Arrays, tasks: Mapping[str, OutputTask]) -> None:
+        """Add a model's outputs ``[examples, ...]`` by name, and what they decide.
+
+        Args:
+            outputs: The outputs.
+            tasks: Their tasks, as far as they are known. Of others, values that are several probabilities of an
+                example, and do not add up to 1, are labels; the first examples decide on that.
+        """
+        for name in outputs.keys() - self._tasks.keys():
+            known = tasks.get(name, _UNKNOWN)
+            self._tasks[name] = _LABELS if known.kind == "unknown" and _are_of_labels(outputs[name]) else known
+        classes = {name: decided(self._tasks[name], array) for name, array in outputs.items()}
+        self.add("class", {name: _numbers_of(found) for name, found in classes.items() if found is not None})
         self.add("score", outputs)
 
     def merge(self, other: DriftSketches) -> None:
@@ -343,6 +359,21 @@ class DriftSketches:
         layout = [_Feature(kind=kind, tensor=name, place=place) for place in each]
         self._sketches |= {feature: sketch() for feature in layout}
         return layout
+
+
+def _are_of_labels(values: Array) -> bool:
+    """Return whether values ``[examples, ...]`` are probabilities of which each label has its own."""
+    if values.ndim < 2 or values.shape[-1] < 2 or values.dtype.kind not in "fV":  # noqa: PLR2004 - [examples, labels]
+        return False
+    numbers = values.astype(np.float32)
+    adds_up = np.abs(numbers.sum(axis=-1) - 1.0) < _ROUNDING
+    return bool(((numbers >= 0.0) & (numbers <= 1.0)).all() and not adds_up.all())
+
+
+def _numbers_of(decisions: Array) -> Array:
+    """Return classes or labels as numbers; of an output of one label without its last axis."""
+    numbers: Array = decisions.astype(np.int64)
+    return numbers[..., 0] if decisions.dtype == np.bool_ and numbers.ndim > 1 and numbers.shape[-1] == 1 else numbers
 
 
 def _drift(feature: _Feature, reference: Any, sample: Any) -> FeatureDrift:

@@ -142,7 +142,7 @@ class DriftMonitor:
         half.inputs.add("input", inputs)
         half.examples += len(next(iter(request.inputs.values())))
         if request.step == self._step:
-            half.scores.add_scores(request.outputs)
+            half.scores.add_scores(request.outputs, {})
         self._is_new = True
 
     def tick(self) -> None:
@@ -182,16 +182,16 @@ class DriftMonitor:
         return self._step is not None
 
     def _refer_to(self, step: int) -> None:
-        signature = self._model.metadata(step).signature
+        described = self._model.metadata(step)
         inputs = DriftSketches(max_features=self._options.max_features) if self._inputs is None else None
         scores = DriftSketches(max_features=self._options.max_features)
         read = 0
-        for batch in self._dataset.batches(signature, BATCH_SIZE):
+        for batch in self._dataset.batches(described.signature, BATCH_SIZE):
             if inputs is not None:
                 inputs.add("input", self._compared(batch.inputs))
             if read < SCORED_EXAMPLES:
                 predicted = self._model.predict(batch.inputs, version=step).result(PREDICT_SECONDS)
-                scores.add_scores(predicted.outputs)
+                scores.add_scores(predicted.outputs, described.output_tasks)
             read += batch.examples
             if read >= (REFERENCE_EXAMPLES if inputs is not None else SCORED_EXAMPLES):
                 break

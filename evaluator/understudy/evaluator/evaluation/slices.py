@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Array, Arrays
+from understudy.evaluator.types import Array, Arrays, OutputTask
 
 LABEL = "label"
 """The class of an example, or its value, by its target; ``label/NAME`` for one of several outputs."""

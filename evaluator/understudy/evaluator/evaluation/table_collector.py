@@ -14,8 +14,7 @@ from understudy.evaluator.evaluation.evaluation_stream import ExampleScores
 from understudy.evaluator.evaluation.example_outcomes import HardestExamples, Outcomes, PredictedClasses
 from understudy.evaluator.evaluation.tables import OutputScoring
 from understudy.evaluator.model.inputs import ALL_TARGETS, ALL_WEIGHTS
-from understudy.evaluator.model.output_tasks import OutputTask
-from understudy.evaluator.types import Array, Arrays, Batch
+from understudy.evaluator.types import Array, Arrays, Batch, OutputTask
 
 FORMAT_VERSION = 1
 

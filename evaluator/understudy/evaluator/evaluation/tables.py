@@ -19,8 +19,7 @@ from understudy.evaluator.evaluation.curves import (
     grown,
 )
 from understudy.evaluator.evaluation.residuals import RESIDUAL_BITS, SLICE_RESIDUAL_BITS, Residuals
-from understudy.evaluator.model.output_tasks import OutputTask, TaskKind
-from understudy.evaluator.types import Array
+from understudy.evaluator.types import Array, OutputTask, TaskKind
 
 MAX_CURVES = 32
 """Curves are kept for the labels of an output with at most so many of them."""

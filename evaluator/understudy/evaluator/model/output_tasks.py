@@ -1,14 +1,12 @@
-"""Which task each output of a model does, by the loss that it is compiled with."""
+"""Which task each output of a model does, by the loss that it is compiled with, else by the metrics."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-TaskKind = Literal["binary", "multilabel", "categorical", "sparse", "regression", "unknown"]
-ScoreKind = Literal["probabilities", "logits", "unknown"]
+from understudy.evaluator.types import OutputTask, ScoreKind, TaskKind
 
 _BINARY = frozenset({"binary_crossentropy", "binary_focal_crossentropy"})
 _BINARY_SCORES = frozenset({"hinge", "squared_hinge"})
@@ -23,32 +21,88 @@ _REGRESSION = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputTask:
-    """What an output is for.
+_METRICS: Sequence[tuple[frozenset[str], TaskKind, ScoreKind]] = (
+    (frozenset({"binary_accuracy", "binary_crossentropy", "binary_io_u"}), "binary", "probabilities"),
+    (
+        frozenset(
+            {
+                "sparse_categorical_accuracy",
+                "sparse_categorical_crossentropy",
+                "sparse_top_k_categorical_accuracy",
+                "sparse_top_kcategorical_accuracy",
+            }
+        ),
+        "sparse",
+        "unknown",
+    ),
+    (
+        frozenset(
+            {
+                "categorical_accuracy",
+                "categorical_crossentropy",
+                "top_k_categorical_accuracy",
+                "top_kcategorical_accuracy",
+            }
+        ),
+        "categorical",
+        "unknown",
+    ),
+)
+"""Metrics that are for one task only, and what they take the values of an output for."""
 
-    Attributes:
-        kind: The task. ``sparse`` has the numbers of classes as targets, ``categorical`` one value for each class.
-        scores: What the values of a classification are.
-        loss: The name of the loss; empty if there is none.
-    """
 
-    kind: TaskKind
-    scores: ScoreKind = "unknown"
-    loss: str = ""
-
-
-def output_tasks(losses: Any, names: Sequence[str], widths: Sequence[int | None]) -> Mapping[str, OutputTask]:
+def output_tasks(
+    losses: Any, names: Sequence[str], widths: Sequence[int | None], metrics: Sequence[Any] = ()
+) -> Mapping[str, OutputTask]:
     """Return the task of each output.
 
     Args:
         losses: The argument ``loss`` of `compile`, with losses, functions, names or their serialized forms as leaves.
         names: The names of the outputs, in order.
         widths: The length of the last axis of each output; None if it is unknown.
+        metrics: The arguments ``metrics`` and ``weighted_metrics`` of `compile`, with leaves like those of ``loss``.
     """
-    return {
+    tasks = {
         name: _task(loss, width) for name, loss, width in zip(names, _by_output(losses, names), widths, strict=True)
     }
+    measured = [metric for each in metrics for metric in _metrics_by_output(each, names)]
+    return {
+        name: _task_by_metrics(task, [metric for output, metric in measured if output == name], width)
+        if task.kind == "unknown"
+        else task
+        for (name, task), width in zip(tasks.items(), widths, strict=True)
+    }
+
+
+def _metrics_by_output(metrics: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the metrics of each output, with its name."""
+    if isinstance(metrics, Mapping) and "class_name" not in metrics:
+        by_output: Iterable[tuple[str, Any]] = metrics.items()
+    elif len(names) == 1:
+        by_output = [(names[0], metrics)]
+    else:
+        by_output = zip(names, metrics, strict=False) if isinstance(metrics, list | tuple) else ()
+    for name, given in by_output:
+        yield from ((name, leaf) for leaf in _leaves(given))
+
+
+def _leaves(metrics: Any) -> Iterator[Any]:
+    if isinstance(metrics, list | tuple):
+        for each in metrics:
+            yield from _leaves(each)
+    elif metrics is not None:
+        yield metrics
+
+
+def _task_by_metrics(task: OutputTask, metrics: Sequence[Any], width: int | None) -> OutputTask:
+    described = [_described(metric) for metric in metrics]
+    for known, kind, scores in _METRICS:
+        found = [from_logits for name, from_logits in described if name in known]
+        if found:
+            is_of_labels = kind == "binary" and width not in {1, None}
+            given: ScoreKind = "logits" if any(found) else scores
+            return OutputTask(kind="multilabel" if is_of_labels else kind, scores=given, loss=task.loss)
+    return task
 
 
 def _by_output(losses: Any, names: Sequence[str]) -> Sequence[Any]:

@@ -24,12 +24,12 @@ from understudy.evaluator.model.frozen import FrozenPass
 from understudy.evaluator.model.graph_analysis import may_overlap, state_changes
 from understudy.evaluator.model.inputs import check_forms, check_inputs, check_values
 from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
-from understudy.evaluator.model.output_tasks import OutputTask, output_tasks
+from understudy.evaluator.model.output_tasks import output_tasks
 from understudy.evaluator.model.probe import Probe
 from understudy.evaluator.model.replica_forward import ReplicaForward
 from understudy.evaluator.model.scorers import Scorers
 from understudy.evaluator.model.weights import FrozenState, through_first_device
-from understudy.evaluator.types import Array, ArrayForm, Arrays
+from understudy.evaluator.types import Array, ArrayForm, Arrays, OutputTask
 
 _REMEMBERED_FORMS = 1024
 _UNLOCKED = contextlib.nullcontext()
@@ -126,7 +126,8 @@ class Slot:
         """What each output is for, by its name."""
         specs = self._interface.outputs.specs
         widths = [spec.shape[-1] if len(spec.shape) > 1 else 1 for spec in specs]
-        return output_tasks(self._compile_config.get("loss"), self._interface.outputs.names, widths)
+        metrics = [self._compile_config.get(name) for name in ("metrics", "weighted_metrics")]
+        return output_tasks(self._compile_config.get("loss"), self._interface.outputs.names, widths, metrics)
 
     @property
     def nested_outputs(self) -> tuple[str, ...]:

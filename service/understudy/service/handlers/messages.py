@@ -25,8 +25,10 @@ from understudy.evaluator.types import (
     GateCondition,
     Interval,
     MetricSpec,
+    OutputTask,
     Prediction,
     SliceScore,
+    TaskKind,
     TensorSpec,
     Version,
     VersionLabel,
@@ -36,6 +38,14 @@ from understudy.evaluator.types import (
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import Contents, data_type, decode_all, encode_all
 
+_OUTPUT_KINDS: Mapping[TaskKind, model_pb2.OutputKind.ValueType] = {
+    "unknown": model_pb2.OUTPUT_KIND_UNSPECIFIED,
+    "binary": model_pb2.OUTPUT_KIND_BINARY,
+    "multilabel": model_pb2.OUTPUT_KIND_MULTI_LABEL,
+    "categorical": model_pb2.OUTPUT_KIND_MULTI_CLASS,
+    "sparse": model_pb2.OUTPUT_KIND_MULTI_CLASS,
+    "regression": model_pb2.OUTPUT_KIND_REGRESSION,
+}
 _LABELS: Mapping[int, VersionLabel] = {
     tensor_pb2.VERSION_LABEL_SERVING: "serving",
     tensor_pb2.VERSION_LABEL_LATEST: "latest",
@@ -336,6 +346,12 @@ def tensor_spec(spec: TensorSpec) -> tensor_pb2.TensorSpec:
     """Return one named input or output of a model."""
     shape = [_ANY_LENGTH if length is None else length for length in spec.shape]
     return tensor_pb2.TensorSpec(name=spec.name, dtype=data_type(spec.dtype), shape=shape, positional=spec.positional)
+
+
+def output_task(task: OutputTask) -> model_pb2.OutputTask:
+    """Return what an output is for."""
+    threshold = task.threshold if task.kind in {"binary", "multilabel"} else 0.0
+    return model_pb2.OutputTask(kind=_OUTPUT_KINDS[task.kind], threshold=threshold)
 
 
 def version_status(status: VersionStatus) -> model_pb2.VersionStatus:

@@ -60,6 +60,7 @@ class ModelHandler:
             devices=described.devices,
             datasets=described.datasets,
             notes=described.notes,
+            output_tasks={name: messages.output_task(task) for name, task in described.output_tasks.items()},
         )
 
     async def get_model_status(
