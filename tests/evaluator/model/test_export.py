@@ -84,6 +84,7 @@ def test_what_cannot_be_exported_is_said_in_one_line(run: RealRun, tmp_path: Pat
     refused = export(run, "--output", output)
     assert refused.exit_code == 1
     assert "no checkpoint is best yet" in refused.stderr
+    assert "Give latest or a step, or start a server that scores them" in refused.stderr
     run.publish(1, 2)
     assert "no checkpoint of step 3; there are [1, 2]" in export(run, "--step", "3", "--output", output).stderr
     (run.dir.checkpoint(2) / "model.keras").write_bytes(b"no model")

@@ -143,13 +143,14 @@ class CheckpointExporter:
         try:
             return int(json.loads(file.read_bytes())["step"])
         except FileNotFoundError as error:
-            elsewhere = (
-                ""
+            scorer = (
+                "start a server that scores them"
                 if self._remote is None
-                else ". Give the state folder of the server that scores them (--state-dir), or latest, or a step"
+                else "the state folder of the server that scores them (--state-dir)"
             )
             raise VersionNotFoundError(
-                f"no checkpoint is best yet: there is no {file}; it is written when the first one was scored{elsewhere}"
+                f"no checkpoint is best yet: there is no {file}, which a server writes when it has scored the first "
+                f"one. Give latest or a step, or {scorer}"
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
