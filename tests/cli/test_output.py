@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from understudy.cli.output import formatted_metrics, formatted_slice, print_json, print_slices, print_table
+from understudy.cli.output import formatted_metrics, formatted_slice, notes_of, print_json, print_slices, print_table
 from understudy.clients import SliceScore
 
 ROWS = [("120", "AVAILABLE"), ("80", "model.keras: expected [/red] bytes")]
+
+
+def test_what_is_undefined_for_one_reason_is_one_note_whatever_the_order() -> None:
+    undefined = {"recall": "no positive", "auc": "no positive", "wacc": "no weight", "loss": "no weight"}
+    scored = SimpleNamespace(notes=("first",), undefined=undefined)
+
+    expected = ("first", "loss, wacc are undefined: no weight", "auc, recall are undefined: no positive")
+    assert notes_of(scored) == expected
 
 
 def test_a_pipe_gets_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,6 +182,26 @@ def test_a_report_names_the_datasets_that_only_one_version_has_a_score_on(
         assert "Step 20 has a score on this dataset and step 10 has none" in response.read().decode()
 
 
+def test_a_version_that_a_gate_holds_back_has_a_report(
+    replicas: tuple[str, ...], tmp_path: Path, data: tuple[Any, Any]
+) -> None:
+    np.savez(tmp_path / "test.npz", x=data[0], y=data[1])
+    Chief(tmp_path).publish_other(10, classifier(10))
+    with running_service(
+        {"run_dir": tmp_path, "eval_data": {"test": tmp_path / "test.npz"}},
+        {"tables": True, "gate": ["test/accuracy >= 2"]},
+        replicas=replicas,
+        state_dir=tmp_path / "evaluator",
+    ) as service:
+        assert any(each.outcome == "refused" for each in service.client().watch_evaluations())
+        result = understudy(service, "report", "--step", "10", "--output", tmp_path / "report.html")
+        assert result.exit_code == 0, result.output
+    assert (
+        "No version is serving yet, so there is none to compare with."
+        in Page((tmp_path / "report.html").read_text()).text
+    )
+
+
 def test_examples_are_listed_and_exported(service: RunningService, data: tuple[Any, Any], tmp_path: Path) -> None:
     arguments = ("examples", "newly-wrong", "--step", "20", "--baseline", "10")
     listed = understudy(service, *arguments)

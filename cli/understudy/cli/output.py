@@ -51,8 +51,15 @@ def formatted_metrics(scored: Any, *, with_intervals: bool = False) -> str:
 
 
 def notes_of(scored: Any) -> tuple[str, ...]:
-    """Return the notes of an evaluation or a slice, and why metrics are undefined."""
-    return (*scored.notes, *(f"{name} is undefined: {reason}" for name, reason in scored.undefined.items()))
+    """Return the notes of an evaluation or a slice, and why metrics are undefined: a sentence for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name in ordered(scored.undefined):
+        by_reason.setdefault(scored.undefined[name], []).append(name)
+    said = (
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} undefined: {reason}"
+        for reason, names in by_reason.items()
+    )
+    return (*scored.notes, *said)
 
 
 def formatted_slice(part: Any) -> str:

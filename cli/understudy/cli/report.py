@@ -114,6 +114,8 @@ def _changes(client: Client, dataset: str, *, version: int, baseline: int | None
     from understudy.cli.report_page import Changes
     from understudy.clients import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
+    if baseline is None and client.status().serving_step is None:
+        return Changes(reason="No version is serving yet, so there is none to compare with.")
     try:
         return Changes(
             newly_wrong=client.examples("newly_wrong", dataset, version=version, baseline=baseline),

@@ -83,6 +83,10 @@ def test_an_f_score_is_undefined_for_the_classes_without_positive_labels() -> No
     labels, scores = [[1, 0], [1, 0]], [[0.9, 0.1], [0.2, 0.8]]
     assert reasons(metrics.F1Score(threshold=0.5), labels, scores) == {"m/1": undefined_values.NO_POSITIVE}
     assert reasons(metrics.F1Score("macro", threshold=0.5), labels, scores) == {}
+    absent = [[0.9, 0.1], [0.2, 0.3]]
+    assert reasons(metrics.F1Score("macro", threshold=0.5), labels, absent) == {"m": undefined_values.NO_CLASS_OF_MEAN}
+    for average in ("micro", "weighted"):
+        assert reasons(metrics.F1Score(average, threshold=0.5), labels, absent) == {}
     nothing = [[0, 0], [0, 0]]
     assert reasons(metrics.F1Score("macro", threshold=0.5), nothing, scores) == {"m": undefined_values.NO_POSITIVE}
 

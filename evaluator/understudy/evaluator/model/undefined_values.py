@@ -24,6 +24,7 @@ NO_PREDICTION = "no prediction that counts is positive"
 NO_TARGET = "no target counts: all have a weight of 0"
 SAME_TARGETS = "all targets that count are the same"
 NO_CLASS = "none of its classes is among the labels and predictions that count"
+NO_CLASS_OF_MEAN = "one of the classes that it averages is neither among the labels nor the predictions that count"
 NO_LOSS = "no example counts: all sample weights are 0, or masks hide all elements"
 
 _RESOLUTION = 2.0**-21
@@ -139,11 +140,19 @@ def _by_threshold(metric: Any, holds: Array) -> Array:
     return holds[:, 0] if len(metric.thresholds) == 1 else holds
 
 
-def _of_f_score(metric: Any, labels: Array) -> Found:
-    """``labels`` are those that are positive, ``[states, classes]``, or of all classes, ``[states]``."""
+def _of_f_score(metric: Any, labels: Array, predictions_alone: Array) -> Found:
+    """Both are ``[states, classes]``, or of all classes, ``[states]``.
+
+    ``labels`` are those that are positive, ``predictions_alone`` the positive predictions that are wrong. A mean over
+    classes is undefined like that of scikit-learn: where a class has neither.
+    """
     none = labels == 0
-    is_one = metric.average is not None and none.ndim > 1
-    return [(NO_POSITIVE, none.all(axis=1) if is_one else none)]
+    if metric.average is None or none.ndim == 1:
+        return [(NO_POSITIVE, none)]
+    found = [(NO_POSITIVE, none.all(axis=1))]
+    if metric.average == "macro":
+        found.append((NO_CLASS_OF_MEAN, (none & (predictions_alone == 0)).any(axis=1)))
+    return found
 
 
 def _of_r2(metric: Any, count: Array, squares: Array, total: Array) -> Found:
@@ -176,7 +185,7 @@ _RULES: Mapping[Any, tuple[Callable[..., Found], tuple[str, ...]]] = {
     keras.metrics.RecallAtPrecision.result: _CURVE,
     keras.metrics.Precision.result: (_of_precision, ("true_positives", "false_positives")),
     keras.metrics.Recall.result: (_of_recall, ("true_positives", "false_negatives")),
-    keras.metrics.FBetaScore.result: (_of_f_score, ("intermediate_weights",)),
+    keras.metrics.FBetaScore.result: (_of_f_score, ("intermediate_weights", "false_positives")),
     keras.metrics.R2Score.result: (_of_r2, ("count", "squared_sum", "sum")),
     keras.metrics.IoU.result: (_of_iou, ("total_cm",)),
 }
