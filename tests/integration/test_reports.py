@@ -18,7 +18,7 @@ from testkit.checkpoints import Chief
 from testkit.html_pages import Page
 from testkit.in_process import RunningService, running_service
 from understudy.cli.main import main
-from understudy.clients import AsyncClient, Client, InvalidArgumentError, NotFoundError, OutputTask
+from understudy.clients import AsyncClient, Client, InvalidArgumentError, NotFoundError, OutputTask, UnavailableError
 from understudy.evaluator.datasets.dataset import load_npz
 
 STEPS = (10, 20)
@@ -182,9 +182,9 @@ def test_a_report_names_the_datasets_that_only_one_version_has_a_score_on(
         assert "Step 20 has a score on this dataset and step 10 has none" in response.read().decode()
 
 
-def test_a_version_that_a_gate_holds_back_has_a_report(
-    replicas: tuple[str, ...], tmp_path: Path, data: tuple[Any, Any]
-) -> None:
+@pytest.fixture
+def held_back(replicas: tuple[str, ...], tmp_path: Path, data: tuple[Any, Any]) -> Iterator[RunningService]:
+    """A service whose gate holds back its only version."""
     np.savez(tmp_path / "test.npz", x=data[0], y=data[1])
     Chief(tmp_path).publish_other(10, classifier(10))
     with running_service(
@@ -194,12 +194,23 @@ def test_a_version_that_a_gate_holds_back_has_a_report(
         state_dir=tmp_path / "evaluator",
     ) as service:
         assert any(each.outcome == "refused" for each in service.client().watch_evaluations())
-        result = understudy(service, "report", "--step", "10", "--output", tmp_path / "report.html")
-        assert result.exit_code == 0, result.output
-    assert (
-        "No version is serving yet, so there is none to compare with."
-        in Page((tmp_path / "report.html").read_text()).text
-    )
+        yield service
+
+
+async def test_a_version_that_a_gate_holds_back_has_a_report_and_answers_where_it_is_named(
+    held_back: RunningService, tmp_path: Path, data: tuple[Any, Any]
+) -> None:
+    result = understudy(held_back, "report", "--step", "10", "--output", tmp_path / "report.html")
+    assert result.exit_code == 0, result.output
+    text = Page((tmp_path / "report.html").read_text()).text
+    assert "No version is serving yet, so there is none to compare with." in text
+    scored = held_back.client().evaluate([data], version=10)
+    assert scored.examples == EXAMPLES
+    async with AsyncClient(held_back.grpc) as other:
+        assert (await other.evaluate([data], version=10)).metrics == scored.metrics
+        assert (await other.predict(data[0], version=10)).step == 10
+    with pytest.raises(UnavailableError, match="no checkpoint is serving yet"):
+        held_back.client().predict(data[0])
 
 
 def test_examples_are_listed_and_exported(service: RunningService, data: tuple[Any, Any], tmp_path: Path) -> None:

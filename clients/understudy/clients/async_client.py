@@ -65,7 +65,7 @@ class AsyncClient(AsyncModelCalls):
     ) -> PredictResult:
         """Predict one batch; see `Client.predict`."""
         request = self._requests.predict(
-            inputs, version, await self._names(call_options, unless=isinstance(inputs, Mapping))
+            inputs, version, await self._names(call_options, version, unless=isinstance(inputs, Mapping))
         )
         try:
             response = await self._invoke(self._predictions.Predict, request, call_options)
@@ -85,7 +85,7 @@ class AsyncClient(AsyncModelCalls):
         """Predict many batches; see `Client.predict_many`. A synchronous iterable is iterated on a thread."""
 
         async def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
-            names = await self._names(call_options, unless=isinstance(item, Mapping))
+            names = await self._names(call_options, version, unless=isinstance(item, Mapping))
             return prediction_pb2.PredictStreamRequest(request=self._requests.predict(item, version, names))
 
         call = self._predictions.PredictStream(None, **self._defaults.stream(call_options))
@@ -115,7 +115,7 @@ class AsyncClient(AsyncModelCalls):
             confidence=confidence,
         )
         call = self._evaluations.Evaluate(None, **self._defaults.stream(call_options))
-        messages = self._evaluate_messages(options, batches, call_options)
+        messages = self._evaluate_messages(options, batches, call_options, version)
         return responses.score((await self._sent(call, messages)).score)
 
     async def _evaluate_messages(
@@ -123,11 +123,12 @@ class AsyncClient(AsyncModelCalls):
         options: evaluation_pb2.EvaluateRequest,
         batches: Iterable[Any] | AsyncIterable[Any],
         call_options: CallOptions,
+        version: Version | None,
     ) -> AsyncGenerator[evaluation_pb2.EvaluateRequest]:
         yield options
         async with aclosing(drawn(batches)) as source:
             async for batch in source:
-                names = await self._names(call_options, unless=requests.goes_by_name(batch))
+                names = await self._names(call_options, version, unless=requests.goes_by_name(batch))
                 yield requests.evaluate_batch(batch, names)
 
     async def compare(
@@ -156,18 +157,20 @@ class AsyncClient(AsyncModelCalls):
             slice_min_examples=slice_min_examples,
         )
         call = self._evaluations.Compare(None, **self._defaults.stream(call_options))
-        return responses.comparison(await self._sent(call, self._compare_messages(options, batches, call_options)))
+        messages = self._compare_messages(options, batches, call_options, versions[0])
+        return responses.comparison(await self._sent(call, messages))
 
     async def _compare_messages(
         self,
         options: evaluation_pb2.CompareRequest,
         batches: Iterable[Any] | AsyncIterable[Any] | None,
         call_options: CallOptions,
+        version: Version,
     ) -> AsyncGenerator[evaluation_pb2.CompareRequest]:
         yield options
         async with aclosing(drawn(batches if batches is not None else ())) as source:
             async for batch in source:
-                names = await self._names(call_options, unless=requests.goes_by_name(batch))
+                names = await self._names(call_options, version, unless=requests.goes_by_name(batch))
                 yield requests.compare_batch(batch, names)
 
     async def evaluate_dataset(
@@ -231,11 +234,20 @@ class AsyncClient(AsyncModelCalls):
             self._known_names.forget()
             raise
 
-    async def _names(self, call_options: CallOptions, *, unless: bool) -> requests.Names:
+    async def _names(self, call_options: CallOptions, version: Version | None, *, unless: bool) -> requests.Names:
         """Return the names for arrays without names; empty if all arrays have names."""
         if unless:
             return requests.Names()
-        return self._known_names.names or self._known_names.learn(await self.metadata(**without_timeout(call_options)))
+        if self._known_names.names is not None:
+            return self._known_names.names
+        options = without_timeout(call_options)
+        try:
+            described = await self.metadata(**options)
+        except UnavailableError:
+            if version is None:
+                raise
+            described = await self.metadata(version=version, **options)
+        return self._known_names.learn(described)
 
 
 @asynccontextmanager

@@ -62,7 +62,9 @@ class Client(ModelCalls):
             version: A step that is loaded, or a label; the serving version by default.
             call_options: See `understudy.clients.CallOptions`.
         """
-        request = self._requests.predict(inputs, version, self._names(call_options, unless=isinstance(inputs, Mapping)))
+        request = self._requests.predict(
+            inputs, version, self._names(call_options, version, unless=isinstance(inputs, Mapping))
+        )
         try:
             response = self._invoke(self._predictions.Predict, request, call_options)
         except InvalidArgumentError:
@@ -93,7 +95,7 @@ class Client(ModelCalls):
         def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
             return prediction_pb2.PredictStreamRequest(
                 request=self._requests.predict(
-                    item, version, self._names(call_options, unless=isinstance(item, Mapping))
+                    item, version, self._names(call_options, version, unless=isinstance(item, Mapping))
                 )
             )
 
@@ -141,15 +143,20 @@ class Client(ModelCalls):
             resamples=resamples,
             confidence=confidence,
         )
-        messages = self._evaluate_messages(options, batches, call_options)
+        messages = self._evaluate_messages(options, batches, call_options, version)
         return responses.score(self._sent(self._evaluations.Evaluate, messages, call_options).score)
 
     def _evaluate_messages(
-        self, options: evaluation_pb2.EvaluateRequest, batches: Iterable[Any], call_options: CallOptions
+        self,
+        options: evaluation_pb2.EvaluateRequest,
+        batches: Iterable[Any],
+        call_options: CallOptions,
+        version: Version | None,
     ) -> Iterator[evaluation_pb2.EvaluateRequest]:
         yield options
         for batch in batches:
-            yield requests.evaluate_batch(batch, self._names(call_options, unless=requests.goes_by_name(batch)))
+            names = self._names(call_options, version, unless=requests.goes_by_name(batch))
+            yield requests.evaluate_batch(batch, names)
 
     def compare(
         self,
@@ -189,7 +196,7 @@ class Client(ModelCalls):
             slices=slices,
             slice_min_examples=slice_min_examples,
         )
-        messages = self._compare_messages(options, batches, call_options)
+        messages = self._compare_messages(options, batches, call_options, versions[0])
         return responses.comparison(self._sent(self._evaluations.Compare, messages, call_options))
 
     def _compare_messages(
@@ -197,10 +204,12 @@ class Client(ModelCalls):
         options: evaluation_pb2.CompareRequest,
         batches: Iterable[Any] | None,
         call_options: CallOptions,
+        version: Version,
     ) -> Iterator[evaluation_pb2.CompareRequest]:
         yield options
         for batch in batches if batches is not None else ():
-            yield requests.compare_batch(batch, self._names(call_options, unless=requests.goes_by_name(batch)))
+            names = self._names(call_options, version, unless=requests.goes_by_name(batch))
+            yield requests.compare_batch(batch, names)
 
     def evaluate_dataset(
         self,
@@ -281,8 +290,17 @@ class Client(ModelCalls):
         feed.check()
         return response
 
-    def _names(self, call_options: CallOptions, *, unless: bool) -> requests.Names:
+    def _names(self, call_options: CallOptions, version: Version | None, *, unless: bool) -> requests.Names:
         """Return the names for arrays without names; empty if all arrays have names."""
         if unless:
             return requests.Names()
-        return self._known_names.names or self._known_names.learn(self.metadata(**without_timeout(call_options)))
+        if self._known_names.names is not None:
+            return self._known_names.names
+        options = without_timeout(call_options)
+        try:
+            described = self.metadata(**options)
+        except UnavailableError:
+            if version is None:
+                raise
+            described = self.metadata(version=version, **options)
+        return self._known_names.learn(described)

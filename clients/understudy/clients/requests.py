@@ -51,8 +51,8 @@ class Names:
 class KnownNames:
     """The names for arrays without names, requested once.
 
-    They are the names of the serving version. Other versions have the same ones unless the architecture changed; in
-    that case, pass arrays by name.
+    They are the names of the serving version, or of the requested one if none is serving. Other versions have the same
+    ones unless the architecture changed; in that case, pass arrays by name.
     """
 
     def __init__(self) -> None:
