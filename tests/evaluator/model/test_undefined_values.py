@@ -204,10 +204,25 @@ def test_slices_and_resamples_leave_out_what_is_undefined_in_them(
     np.testing.assert_array_equal(np.isnan(found.resampled["auc"]), lacks)
     assert not np.isnan(found.resampled["mae"]).any()
     note = f"auc is undefined in {lacks.sum()} of 40 resamples, which its interval leaves out"
-    assert (found.notes, one.notes) == ((note,), ())
-    assert len(both.notes) == 1
+    assert found.notes == (note,)
+    assert [len([note for note in part.notes if "undefined" in note]) for part in (both, one)] == [1, 0]
     interval = np.nanquantile(found.resampled["auc"], [0.025, 0.975])
     assert (found.intervals["auc"].low, found.intervals["auc"].high) == pytest.approx(tuple(interval), abs=1e-6)
+
+
+@pytest.mark.parametrize("by_examples", [True, False])
+def test_a_slice_that_many_resamples_do_not_draw_says_so(
+    make_slot: MakeSlot, *, by_examples: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_examples:
+        monkeypatch.setattr(
+            "understudy.evaluator.evaluation.part_scores.PartSums.unusable", lambda _: ["loss", "auc", "mae"]
+        )
+    options = BreakdownOptions(slices=parse_slices([exactness.GROUP]), resamples=40)
+    batch = (column(0.2, 0.8, 0.3, 0.6), column(0, 1, 0, 1))
+    found = exactness.score_parts(make_slot(scorer_of_odds()), [batch], [np.array([0, 1, 1, 1])], options)
+    missing = int((draw(SEED, 40, 0, 4)[:, 0] == 0).sum())
+    assert found.slices[0].notes == (f"{missing} of 40 resamples draw no example, which the intervals leave out",)
 
 
 def test_the_losses_of_slices_and_resamples_without_weights_are_undefined(make_slot: MakeSlot) -> None:

@@ -52,7 +52,7 @@ MAX_MEMORY = 512 * 2**20
 _NUMBER_BYTES = 8
 
 _FEW_RESAMPLES = 0.01
-"""A metric may be undefined in this share of the resamples before a note says so."""
+"""A metric may have no value in this share of the resamples before a note says so."""
 
 _WAITING_EXAMPLES = 2**14
 _WAITING_BYTES = 32 * 2**20
@@ -283,7 +283,7 @@ class Breakdown:
                 examples=examples,
                 metrics=found.metrics.get(part, {}),
                 intervals=intervals.get(part, {}),
-                notes=self._undefined_resamples(found, part),
+                notes=self._missing_resamples(found, part),
                 undefined=found.undefined.get(part, {}),
             )
             for part, examples in slices
@@ -304,7 +304,7 @@ class Breakdown:
                 if part in kept
                 for metric, values in of_part.items()
             },
-            notes=(*self._notes, *self._undefined_resamples(found, WHOLE)),
+            notes=(*self._notes, *self._missing_resamples(found, WHOLE)),
         )
 
     def _named_slices(self) -> list[tuple[Part, int]]:
@@ -318,13 +318,17 @@ class Breakdown:
                 )
         return list(named.values())
 
-    def _undefined_resamples(self, found: PartMetrics, part: Part) -> tuple[str, ...]:
-        """Return a sentence about each metric of a part that is undefined in more than a few resamples."""
-        return tuple(
+    def _missing_resamples(self, found: PartMetrics, part: Part) -> tuple[str, ...]:
+        """Return sentences about more than a few resamples in which a part, or a metric of it, has no value."""
+        few = _FEW_RESAMPLES * self._resamples
+        empty = found.empty_resamples.get(part, 0)
+        of_part = f"{empty} of {self._resamples} resamples draw no example, which the intervals leave out"
+        of_metrics = (
             f"{metric} is undefined in {count} of {self._resamples} resamples, which its interval leaves out"
             for metric, count in found.undefined_resamples.get(part, {}).items()
-            if count > _FEW_RESAMPLES * self._resamples
+            if count > few
         )
+        return (*([of_part] if empty > few else []), *of_metrics)
 
     def _wait(self, batch: WaitingBatch) -> None:
         """Let a batch wait for others of its form, to be added together: that costs little more than one of them."""

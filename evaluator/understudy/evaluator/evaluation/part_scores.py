@@ -119,6 +119,7 @@ class PartMetrics:
         resampled: The values of those that are defined; NaN in resamples that draw no example, or where the metric is
             undefined.
         undefined_resamples: In how many of them it is.
+        empty_resamples: How many resamples draw no example.
         losses: Where losses are undefined because nothing of an output counts.
     """
 
@@ -126,6 +127,7 @@ class PartMetrics:
     undefined: dict[Part, dict[str, str]] = field(default_factory=dict)
     resampled: dict[Part, dict[str, Array]] = field(default_factory=dict)
     undefined_resamples: dict[Part, dict[str, int]] = field(default_factory=dict)
+    empty_resamples: dict[Part, int] = field(default_factory=dict)
     losses: dict[Part, Mapping[str, Undefined]] = field(default_factory=dict)
 
     def put(self, part: Part, values: Mapping[str, Array], drawn: Array, undefined: Mapping[str, Undefined]) -> None:
@@ -138,6 +140,7 @@ class PartMetrics:
             undefined: The metrics that are undefined at any of these states.
         """
         places = {**undefined, **self.losses.get(part, {})}
+        self.empty_resamples[part] = int((~drawn).sum())
         for name, each in values.items():
             found = places.get(name)
             reason = "" if found is None else found.reason()
