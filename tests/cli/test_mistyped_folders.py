@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,12 +45,39 @@ def test_a_mistyped_folder_is_named_and_nothing_is_created(
 
 @pytest.mark.usefixtures("quick_starts")
 def test_publish_names_a_folder_that_the_trainer_may_still_create_and_creates_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "understudy.cli", "publish", "--to=s3://bucket/run", "--run-dir=mistyped"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    with _publishing(tmp_path, "mistyped") as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == "mistyped does not exist; waiting until the trainer creates it\n"
+        assert process.stderr.readline() == "mistyped does not exist; waiting until the trainer begins\n"
         assert process.poll() is None
         process.terminate()
         assert process.wait(SECONDS) == 0
         assert not process.stderr.read()
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.usefixtures("quick_starts")
+def test_publish_names_a_folder_that_is_no_run_yet_and_writes_nothing_into_it(tmp_path: Path) -> None:
+    files = [tmp_path / "home" / name for name in ("checkpoints/model.keras", "digits.npz")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    with _publishing(tmp_path, "home") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == (
+            "home holds neither training.json nor a checkpoint of a run; waiting until the trainer begins\n"
+        )
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(SECONDS) == 0
+        assert not process.stderr.read()
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.is_file()] == files
+
+
+@contextmanager
+def _publishing(folder: Path, run_dir: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "understudy.cli", "publish", "--to=s3://bucket/run", f"--run-dir={run_dir}"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

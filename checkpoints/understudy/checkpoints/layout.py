@@ -103,3 +103,7 @@ class RunDir:
     def is_committed(self, step: int) -> bool:
         """Return whether there is a committed checkpoint of a step."""
         return (self.checkpoint(step) / MANIFEST_FILE).exists()
+
+    def has_begun(self) -> bool:
+        """Return whether a trainer has written its journal or a checkpoint here, so that this is a run folder."""
+        return self.training_json.exists() or any(map(self.is_committed, steps_in(self.checkpoints)))

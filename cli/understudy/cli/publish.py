@@ -46,9 +46,9 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
     understudy publish --run-dir RUN --to s3://bucket/run
     understudy serve --run-dir s3://bucket/run --experiment digits
 
-    May start before the trainer. Ends once training has finished and all is copied. On SIGTERM it copies what is
-    committed by then. Start it again to go on. The region and the credentials of s3:// are AWS's usual settings, and
-    AWS_ENDPOINT_URL names another store; those of gs:// are Google Cloud's.
+    May start before the trainer, and writes nothing into RUN until that begins. Ends once training has finished and all
+    is copied. On SIGTERM it copies what is committed by then. Start it again to go on. The region and the credentials
+    of s3:// are AWS's usual settings, and AWS_ENDPOINT_URL names another store; those of gs:// are Google Cloud's.
 
     Exit status: 0 done; 1 failed, see stderr; 2 usage error.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
@@ -66,11 +66,12 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    if not _created(run_dir, stopped):
-        return
+    run = RunDir(run_dir)
     with reported(CheckpointError), _as_failure(url):
+        if not _has_begun(run, stopped):
+            return
         publisher = RemotePublisher(
-            RunDir(run_dir),
+            run,
             open_store(url),
             keep=keep_checkpoints,
             on_published=lambda step: click.echo(f"step {step} is published to {url}"),
@@ -80,13 +81,14 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
             publisher.follow(stopped)
 
 
-def _created(run_dir: Path, stopped: threading.Event) -> bool:
-    """Wait until the trainer has created the run folder; return whether it was created before a signal."""
-    if not run_dir.is_dir():
-        click.echo(f"{run_dir} does not exist; waiting until the trainer creates it", err=True)
-    while not (is_there := run_dir.is_dir()) and not stopped.wait(_LOOK_SECONDS):
+def _has_begun(run: RunDir, stopped: threading.Event) -> bool:
+    """Wait until a trainer has written into the run folder; return whether it did before a signal."""
+    if not run.has_begun():
+        lack = "holds neither training.json nor a checkpoint of a run" if run.root.is_dir() else "does not exist"
+        click.echo(f"{run.root} {lack}; waiting until the trainer begins", err=True)
+    while not (has_begun := run.has_begun()) and not stopped.wait(_LOOK_SECONDS):
         pass
-    return is_there
+    return has_begun
 
 
 @contextmanager
