@@ -145,6 +145,14 @@ def test_a_pod_says_whether_other_machines_are_served_without_tls(name: str) -> 
 
 
 @every_rendering
+def test_an_evaluator_waits_while_the_lock_of_a_node_that_was_lost_is_still_held(name: str) -> None:
+    """Otherwise it would end with 1, after which a job is not started again."""
+    for pod in pods_of(name):
+        if pod.labels["app.kubernetes.io/component"] == "evaluator":
+            assert pod.environment(given_labels(pod))["UNDERSTUDY_STANDBY"] == "true"
+
+
+@every_rendering
 def test_ports_are_the_program_s_and_probes_ask_what_it_answers(name: str) -> None:
     defaults = ServeSettings(run_dir=Path("run"))
     program = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from testkit.training_harness import (
     state_of,
     weights_of,
 )
-from understudy.checkpoints import RunDir, read_training_status
+from understudy.checkpoints import DirectoryLock, RunDir, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
 
 OPTIONS = ("--steps", str(STEPS), "--checkpoint-every", "5", "--steps-per-call", "3", "--no-tensorboard")
@@ -54,6 +55,26 @@ def chief_and_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
         printed = ["published" in "".join(task.lines) for task in tasks]
     assert printed == [True, False]
     return run_dir
+
+
+def test_a_chief_waits_while_storage_still_holds_the_lock_of_the_machine_that_was_lost(tmp_path: Path) -> None:
+    with ExitStack() as held:
+        held.enter_context(DirectoryLock(tmp_path))
+        with cluster("Dense", tmp_path, *OPTIONS, "--communication", "ring") as tasks:
+            errors = tasks[0].process.stderr
+            assert errors is not None
+            line = next(line for line in errors if "in use by" in line)
+            assert "waiting up to 300 s" in line
+            assert tasks[0].process.poll() is None
+            held.close()
+            finish(tasks)
+
+
+def test_a_chief_that_waits_for_the_lock_of_its_run_folder_is_refused_in_the_end(tmp_path: Path) -> None:
+    with DirectoryLock(tmp_path), cluster("Dense", tmp_path, *OPTIONS, "--cluster-timeout-seconds", "1") as tasks:
+        assert tasks[0].end() == 1
+        assert "Error" in tasks[0].errors.splitlines()[-1]
+        assert "in use by" in tasks[0].errors.splitlines()[-1]
 
 
 def test_two_workers_give_the_weights_of_one_device(two_workers: Path, one_device: tuple[Path, list[Any]]) -> None:

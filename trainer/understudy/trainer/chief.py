@@ -6,7 +6,8 @@ A checkpoint is a regular model that loads anywhere, and the exact state for res
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from typing import Self
 
 import keras
 
-from understudy.checkpoints import CheckpointPublisher, DirectoryLock, RunDir, TrainingJournal
+from understudy.checkpoints import CheckpointPublisher, DirectoryLock, LockHeldError, RunDir, TrainingJournal
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.checkpoints.training import TrainingProgress
@@ -24,6 +25,8 @@ from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Snapshot, write_snapshot
 from understudy.trainer.tensorboard_files import StepProfiler, TrainingSummaries
 from understudy.trainer.trainer_errors import PublishError
+
+_LOCK_POLL_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +38,20 @@ class Chief:
 
     Entering raises LockHeldError if another trainer uses the folder. Leaving writes how training ended. Both raise
     PublishError if the folder is not writable; leaving with an exception does not, since that one says more.
+
+    Args:
+        settings: The settings of the training.
+        lock_seconds: How long entering waits for another trainer to leave the folder: shared storage holds the lock of
+            a machine that was lost for a while.
+        while_waiting: Called periodically meanwhile; may raise to end the wait.
     """
 
-    def __init__(self, settings: TrainSettings) -> None:
+    def __init__(
+        self, settings: TrainSettings, *, lock_seconds: float = 0.0, while_waiting: Callable[[], None] = lambda: None
+    ) -> None:
         self._settings = settings
+        self._lock_seconds = lock_seconds
+        self._while_waiting = while_waiting
         self._signer = settings.signer()
         self._run_dir = RunDir(settings.run_dir)
         self._journal = TrainingJournal(self._run_dir)
@@ -50,14 +63,30 @@ class Chief:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             try:
-                stack.enter_context(
-                    DirectoryLock(self._settings.run_dir, alternative="give another folder with --run-dir")
-                )
+                stack.callback(self._locked().release)
                 stack.enter_context(self._journal)
             except OSError as error:
                 raise PublishError(f"{self._settings.run_dir} cannot be written to: {error}") from error
             self._stack = stack.pop_all()
         return self
+
+    def _locked(self) -> DirectoryLock:
+        lock = DirectoryLock(self._settings.run_dir, alternative="give another folder with --run-dir")
+        deadline = time.monotonic() + self._lock_seconds
+        logged = False
+        while True:
+            try:
+                lock.acquire()
+            except LockHeldError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                if not logged:
+                    _log.warning("%s; waiting up to %g s for its end", error, self._lock_seconds)
+                logged = True
+            else:
+                return lock
+            self._while_waiting()
+            time.sleep(_LOCK_POLL_SECONDS)
 
     def __exit__(
         self,

@@ -172,7 +172,10 @@ class TrainSettings:
     )
     cluster_timeout_seconds: float = field(
         default=300.0,
-        metadata={"help": "How long to wait for the other tasks of the cluster at the start."},
+        metadata={
+            "help": "How long to wait at the start for the other tasks of the cluster, and as the chief for the lock "
+            "of the run folder, which storage may still hold for a machine that was lost."
+        },
     )
 
     def __post_init__(self) -> None:

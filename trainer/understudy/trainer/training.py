@@ -88,7 +88,10 @@ def train(
     with ExitStack() as stack:
         joins_cluster = task is not None and settings.strategy == "multi_worker"
         preemption = stack.enter_context(PreemptionWatch(joins_cluster=joins_cluster))
-        chief = stack.enter_context(Chief(settings)) if task is None or task.is_chief else None
+        chief = None
+        if task is None or task.is_chief:
+            patience = 0.0 if task is None else settings.cluster_timeout_seconds
+            chief = stack.enter_context(Chief(settings, lock_seconds=patience, while_waiting=preemption.check))
         stack.enter_context(peers_watched())
         strategy = build_strategy(settings, task, while_waiting=preemption.check)
         # Built in every task, so that Keras names the trained model's layers alike in all of them.
