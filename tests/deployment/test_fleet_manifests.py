@@ -50,13 +50,32 @@ def test_a_gateway_speaks_tls_to_the_servers_of_the_route(name: str) -> None:
 @pytest.mark.parametrize("name", ["production", "production-network", "chart-everything"])
 def test_prometheus_is_a_caller_over_tls_where_servers_ask_for_one(name: str) -> None:
     (monitor,) = by_kind(documents_of(name), "PodMonitor")
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    endpoint, of_workers = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["scheme"] == "https"
     assert endpoint["tlsConfig"] == {
         "ca": {"secret": {"name": "understudy-tls", "key": "ca.crt"}},
         "serverName": "understudy-fleet",
     }
     assert endpoint["authorization"] == {"credentials": {"name": "understudy-observer", "key": "token"}}
+    assert of_workers == {"port": "metrics", "path": "/metrics", "interval": "15s"}  # which have neither
+
+
+def test_with_tls_and_callers_the_evaluator_of_a_job_has_them_too_and_prometheus_finds_its_workers() -> None:
+    documents = documents_of("chart-secure-job")
+    (monitor,) = by_kind(documents, "PodMonitor")
+    schemes = {each["port"]: each.get("scheme", "http") for each in monitor["spec"]["podMetricsEndpoints"]}
+    policies = {document["metadata"]["name"]: document["spec"] for document in by_kind(documents, "NetworkPolicy")}
+    for pod in pods_of("chart-secure-job"):
+        ours = {key for key in pod.environment(given_labels(pod)) if re.search("TLS|CALLERS|INSECURE", key)}
+        (port,) = [port["name"] for port in pod.container["ports"] if port["containerPort"] == 8501]
+        if pod.role == "evaluator":
+            assert ours == {"UNDERSTUDY_TLS_CERT", "UNDERSTUDY_TLS_KEY", "UNDERSTUDY_CALLERS"}
+            assert schemes[port] == "https"
+        else:
+            assert ours == {"UNDERSTUDY_INSECURE"}
+            assert schemes[port] == "http"
+            ingress = policies["understudy-workers"]["ingress"]
+            assert [rule["ports"] for rule in ingress if "ports" in rule] == [[{"port": port}]]
 
 
 BY_VOLUME = ["fleet", "production", "fleet-keda", "chart-everything"]

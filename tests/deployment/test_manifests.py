@@ -119,6 +119,14 @@ def test_no_two_documents_have_one_name(name: str) -> None:
 
 
 @every_rendering
+def test_no_variable_of_a_pod_is_given_twice(name: str) -> None:
+    """The API server refuses that where a manifest is applied on its side, as by Helm 4."""
+    for pod in pods_of(name):
+        names = [variable["name"] for variable in pod.container["env"]]
+        assert len(names) == len({*names}), pod.name
+
+
+@every_rendering
 def test_a_pod_s_command_line_and_variables_are_the_program_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for pod in pods_of(name):
         environment = {**image_environment(), **pod.environment(given_labels(pod))}
@@ -158,6 +166,7 @@ def test_ports_are_the_program_s_and_probes_ask_what_it_answers(name: str) -> No
     program = {
         "grpc": defaults.grpc_port,
         "http": defaults.http_port,
+        "metrics": 8501,  # of workers, by --metrics-port
         "cluster": ClusterSettings().cluster_port,
         "tfjob-port": 2222,  # the training operator's own name
     }

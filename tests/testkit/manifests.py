@@ -164,6 +164,14 @@ JOB: dict[str, Any] = {
     "job": {"enabled": True, "name": "flowers", "workers": 4, "env": {"UNDERSTUDY_SEED": 7}},
     "fleet": {"enabled": True},
 }
+SECURE_JOB: dict[str, Any] = {
+    "evaluator": {"enabled": False},
+    "job": {"enabled": True, "env": {"UNDERSTUDY_STANDBY": "true"}},
+    "tls": {"secret": "understudy-tls"},
+    "callers": {"secret": "understudy-callers"},
+    "monitoring": {"enabled": True, "tokenSecret": "understudy-observer"},
+    "networkPolicy": {"enabled": True},
+}
 CLUSTER: dict[str, Any] = {
     "cluster": {"enabled": True, "workers": 3},
     "networkPolicy": {"enabled": True},
@@ -174,6 +182,7 @@ CHARTS = {
     "chart-everything": EVERYTHING,
     "chart-network": NETWORK,
     "chart-job": JOB,
+    "chart-secure-job": SECURE_JOB,
     "chart-cluster": CLUSTER,
 }
 RENDERED = [*OVERLAYS, *CHARTS]

@@ -4,16 +4,30 @@
 {{ .Values.image.repository }}:{{ .Values.image.tag | default $version }}
 {{- end -}}
 
-{{- /* Apply the values that all containers have: root, pod (its spec), args and options (with args, env and resources). */ -}}
+{{- /* A variable's value as text, with all digits of a whole number, which YAML may have read as a float. */ -}}
+{{- define "understudy.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ printf "%.0f" . }}{{ else }}{{ toString . }}{{ end -}}
+{{- end -}}
+
+{{- /* Set variables of a pod's container instead of those that it has of these names: pod, env. */ -}}
+{{- define "understudy.setEnv" -}}
+{{- range $name := list "UNDERSTUDY_GRPC_PORT" "UNDERSTUDY_HTTP_PORT" -}}
+{{- if hasKey $.env $name }}{{ fail (printf "%s cannot be set: services, probes and network policies have the ports 8500 and 8501" $name) }}{{ end -}}
+{{- end -}}
+{{- $container := index .pod.containers 0 -}}
+{{- $env := list -}}
+{{- range $container.env }}{{ if not (hasKey $.env .name) }}{{ $env = append $env . }}{{ end }}{{ end -}}
+{{- range $name, $value := .env -}}
+{{- $env = append $env (dict "name" $name "value" (include "understudy.text" $value)) -}}
+{{- end -}}
+{{- $_ := set $container "env" $env -}}
+{{- end -}}
+
+{{- /* Apply the values that all containers have: root, pod (its spec), args and options (with args and resources). */ -}}
 {{- define "understudy.apply" -}}
 {{- $container := index .pod.containers 0 -}}
 {{- $_ := set $container "image" (include "understudy.image" .root) -}}
 {{- $_ := set $container "args" (concat .args .options.args) -}}
-{{- $env := $container.env -}}
-{{- range $name, $value := .options.env -}}
-{{- $env = append $env (dict "name" $name "value" ($value | toString)) -}}
-{{- end -}}
-{{- $_ := set $container "env" $env -}}
 {{- with .options.resources }}{{ $_ := set $container "resources" . }}{{ end -}}
 {{- with .root.Values.run.claim -}}
 {{- $claim := . -}}
@@ -71,6 +85,15 @@
 {{- $env = append $env (dict "name" "UNDERSTUDY_FOLLOW_TOKEN_FILE" "value" "/etc/understudy/follow/token") -}}
 {{- end -}}
 {{- $_ := set $container "env" $env -}}
+{{- end -}}
+
+{{- /* Pin a server to a step, which it then serves instead of following: pod, step. */ -}}
+{{- define "understudy.pin" -}}
+{{- $container := index .pod.containers 0 -}}
+{{- $env := list -}}
+{{- range $container.env }}{{ if not (hasPrefix "UNDERSTUDY_FOLLOW" .name) }}{{ $env = append $env . }}{{ end }}{{ end -}}
+{{- $_ := set $container "env" $env -}}
+{{- include "understudy.setEnv" (dict "pod" .pod "env" (dict "UNDERSTUDY_VERSION_POLICY" .step)) -}}
 {{- end -}}
 
 {{- /* The fleet's manifest of a name, for its canary where `canary` is set: root, file, canary. */ -}}
