@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from testkit.buckets import BucketServer, GcsServer, bucket_server, gcs_server
 from testkit.polling import polled
+from testkit.small_disk import fill, mounted
 from understudy.checkpoints import DamagedCheckpointError, FolderSource, UnsupportedLocationError
 from understudy.checkpoints.checkpoint_errors import RemoteStorageError, StorageRefusalError
 from understudy.checkpoints.remote.files import FileStatus, RemoteFiles, open_remote, usable
@@ -129,6 +130,16 @@ class _NoCopies:
 
     def copy(self, name: str, target: Path, *, size_bytes: int) -> FileStatus:
         raise AssertionError(f"{name} is copied to {target}, {size_bytes} bytes")
+
+
+def test_a_fetch_for_which_there_is_no_room_fails_instead_of_being_shorter(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(200_000))
+    place.upload(file, f"{place.url}/file")
+    with mounted(tmp_path / "disk") as disk:
+        fill(disk, leave=100_000)
+        with pytest.raises(OSError, match=r"(?i)no space left on device"):
+            open_remote(place.url).copy("file", disk / "copy", size_bytes=200_000)
 
 
 def test_a_copy_that_is_there_is_not_fetched_again(place: Place, tmp_path: Path, write_keras: WriteKeras) -> None:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testkit.polling import polled
+from testkit.small_disk import fill, mounted
 from understudy.checkpoints import (
     CheckpointGoneError,
     CheckpointPublisher,
@@ -439,3 +440,12 @@ def test_a_source_that_polls_after_each_change_finds_what_a_new_one_finds(
             os.utime(folder, ns=(number, number))
         found = {checkpoint.step: checkpoint.digest for checkpoint in polled(source)}
         assert found == {checkpoint.step: checkpoint.digest for checkpoint in polled(RunSource(run))}
+
+
+def test_a_copy_for_which_there_is_no_room_fails_instead_of_being_shorter(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(200_000))
+    with mounted(tmp_path / "disk") as disk:
+        fill(disk, leave=100_000)
+        with pytest.raises(OSError, match="No space left on device"):
+            link_or_copy(source, disk / "copy", root=tmp_path)

@@ -24,8 +24,10 @@ def mounted(disk: Path) -> Iterator[Path]:
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
         pytest.skip(f"a small file system cannot be mounted here: {reason}")
-    yield disk
-    subprocess.run([shutil.which("umount") or "umount", "--lazy", str(disk)], check=True, timeout=60)
+    try:
+        yield disk
+    finally:
+        subprocess.run([shutil.which("umount") or "umount", "--lazy", str(disk)], check=True, timeout=60)
 
 
 def fill(disk: Path, *, leave: int) -> Path:

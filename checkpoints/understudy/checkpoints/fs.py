@@ -117,7 +117,7 @@ def link_or_copy(source: Path, target: Path, *, root: Path, link: bool = True) -
         target.parent.mkdir(parents=True, exist_ok=True)
         if link and _linked(source, target, os.fstat(file.fileno())):
             return
-        with target.open("xb", buffering=0) as copy:
+        with target.open("xb") as copy:
             shutil.copyfileobj(file, copy, _COPIED_AT_ONCE)
 
 

@@ -84,7 +84,7 @@ class GcsFiles:
             blob = self._loaded(name)
             status = _status(blob)
             if status.size_bytes == size_bytes:
-                with target.open("xb", buffering=0) as file:
+                with target.open("xb") as file:
                     blob.download_to_file(
                         _Bounded(file, until, f"{self._url}/{name}"),
                         raw_download=True,

@@ -118,7 +118,7 @@ class S3Files:
             with contextlib.closing(answer["Body"]) as body:
                 if status.size_bytes != size_bytes:
                     return status
-                with target.open("xb", buffering=0) as file:
+                with target.open("xb") as file:
                     for piece in body.iter_chunks(_COPIED_AT_ONCE):
                         file.write(piece)
                         if time.monotonic() > until:
