@@ -13,6 +13,7 @@ from integration.conftest import Run
 from testkit.checkpoints import Chief, ones
 from testkit.in_process import until
 from understudy.clients import Evaluation, UnavailableError
+from understudy.evaluator.serving.promotion import PinFile
 
 
 def test_a_refused_checkpoint_is_told_with_its_numbers_and_can_be_pinned_all_the_same(
@@ -42,6 +43,28 @@ def test_a_refused_checkpoint_is_told_with_its_numbers_and_can_be_pinned_all_the
     assert client.predict({"x": ones(1)}).step == 50
     assert client.roll_back().serving_step == 30
     assert client.predict({"x": ones(1)}).step == 30
+
+
+@pytest.mark.parametrize(
+    ("pinned", "reason"),
+    [
+        (10, "step 10 is pinned, and its checkpoint is not here; pin another one, or none (promote --unpin)"),
+        (None, "version_policy is step 10, and its checkpoint is not here"),
+    ],
+)
+def test_while_the_checkpoint_to_serve_is_not_here_readiness_and_refusals_say_so(
+    run_service: Run, chief: Chief, tmp_path: Path, pinned: int | None, reason: str
+) -> None:
+    (tmp_path / "state").mkdir()
+    PinFile(tmp_path / "state").write(pinned)
+    chief.publish(20)
+    service = run_service({}, {"version_policy": "latest" if pinned else 10})
+    client = service.client()
+    until(lambda: reason in httpx.get(f"http://{service.http}/readyz").json()["reason"])
+    with pytest.raises(UnavailableError, match=re.escape(reason)):
+        client.predict({"x": ones(1)}, version="serving")
+    chief.publish(10)
+    assert service.wait_ready() == 10
 
 
 def test_while_the_gate_lets_nothing_serve_readiness_says_why(

@@ -65,7 +65,11 @@ def test_promotions_pins_and_rollbacks_reach_every_server(chief: Chief, evaluate
     """And nothing else does: step 30 is the newest, and is not served before the evaluator promotes it."""
     servers = [follow("one"), follow("two")]
     for server in servers:
-        assert httpx.get(f"http://{server.http}/readyz").status_code == 503
+        answer = httpx.get(f"http://{server.http}/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["reason"] == (
+            "no checkpoint is serving yet; the evaluator to follow has decided nothing yet"
+        )
     chief.publish(10)
     chief.publish(20)
     evaluator = evaluate(version_policy=10)

@@ -97,7 +97,7 @@ class EvaluatorState(EvaluatorLifecycle):
 
     @property
     def held_back(self) -> HeldBack | None:
-        """The last checkpoint that the gate did not admit, and why; None if it admitted a later one."""
+        """What is to serve and is not here, or what the gate did not admit last, and why; None if there is neither."""
         return None if self._running is None else self._running.manager.held_back
 
     @property

@@ -222,9 +222,9 @@ class GateCondition:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldBack:
-    """A checkpoint that the gate does not admit, and why, as a sentence without its end."""
+    """A checkpoint that does not serve, and why, as a sentence without its end. ``step`` is None if it is not here."""
 
-    step: int
+    step: int | None
     reason: str
 
 

@@ -63,7 +63,7 @@ class Readiness:
     Attributes:
         changed: Notifies of each change.
         watchers: How many callers watch the state, and so choose another server when it is not READY.
-        held_back: Returns why the gate has let no checkpoint serve yet; empty if that is not the reason.
+        held_back: Returns why no checkpoint serves yet, if something keeps it back; empty if nothing is known.
     """
 
     def __init__(self) -> None:

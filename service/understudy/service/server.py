@@ -183,7 +183,7 @@ class Service:
             opened, observer = await self._create_evaluator(destinations, tracer, link)
             if self._settings.standby and not await self._stand_by(stop, opened.evaluator, ports):
                 return ServiceExit(reason=ExitReason.SIGNALLED)
-            self._readiness.held_back = lambda: _why_not_serving(opened.evaluator.held_back, link)
+            self._readiness.held_back = lambda: _why_not_serving(opened.evaluator.held_back)
             trimming = asyncio.create_task(self._keep_trimming())
             stack.callback(trimming.cancel)
             history = await self._start_evaluator(stack, opened.evaluator, observer)
@@ -414,10 +414,8 @@ def _freeze_heap() -> None:
     gc.freeze()
 
 
-def _why_not_serving(held_back: HeldBack | None, link: GrpcEvaluatorLink | None) -> str:
-    followed = "" if link is None else link.problem
-    reason = followed if held_back is None else held_back.reason
-    return f"no checkpoint is serving yet; {reason}" if reason else ""
+def _why_not_serving(held_back: HeldBack | None) -> str:
+    return "" if held_back is None else f"no checkpoint is serving yet; {held_back.reason}"
 
 
 def _print_line(line: str) -> None:

@@ -418,7 +418,7 @@ def test_what_is_held_back_is_known_with_the_reason_until_a_later_checkpoint_is_
         harness.backlog.finished()
         harness.reconcile()
 
-    def said() -> tuple[int, str] | None:
+    def said() -> tuple[int | None, str] | None:
         held_back = gatekeeper.held_back()
         return None if held_back is None else (held_back.step, held_back.reason)
 

@@ -269,8 +269,6 @@ def build_controller(
     folder = settings.follow_folder
     followed = inputs.following or (None if folder is None else FollowedDecision(folder))
     gatekeeper = None if plan.gate is None else _gatekeeper(plan.gate, inputs, records)
-    if gatekeeper is not None:
-        manager.explain_with(gatekeeper.held_back)
     pin = Pin(PinFile(settings.state_dir), is_used=followed is None)
     history = ServingHistory(settings.state_dir, is_used=followed is None)
     target = ServingTarget(
@@ -285,6 +283,7 @@ def build_controller(
         followed=followed,
         rollout=known.rollout,
     )
+    manager.explain_with(target.held_back)
     controller = ServingController(
         target=target,
         store=known.store,

@@ -288,8 +288,8 @@ class FollowedDecision:
 
     @property
     def problem(self) -> str:
-        """See `FollowedEvaluator`."""
-        return ""
+        """See `FollowedEvaluator`. Before the first decision, it says why there is none."""
+        return self._complaint if self._current is None else ""
 
     def report(self, report: ServingReport) -> None:
         """See `FollowedEvaluator`."""

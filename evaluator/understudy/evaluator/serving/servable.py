@@ -379,6 +379,8 @@ def _remedy(held_back: HeldBack | None) -> str:
     """Return why nothing is serving, and what to do about it."""
     if held_back is None:
         return "wait for the first to be published and loaded"
+    if held_back.step is None:
+        return held_back.reason
     return (
         f"{held_back.reason}. Name the step to use it all the same (--version {held_back.step}), or have it served "
         f"(promote --pin {held_back.step})"

@@ -17,7 +17,7 @@ from understudy.evaluator.serving.rollout import Rollout
 from understudy.evaluator.serving.servable_manager import ServableManager
 from understudy.evaluator.serving.serving_history import ServingHistory
 from understudy.evaluator.settings import VersionPolicy
-from understudy.evaluator.types import CheckpointKey
+from understudy.evaluator.types import CheckpointKey, HeldBack
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +78,40 @@ class ServingTarget:
         if pinned is None:
             return self.step_without_pin()
         return pinned if self._eligible.is_loadable(pinned) else None
+
+    def held_back(self) -> HeldBack | None:
+        """Return what is to serve and is not here, or else what the gate holds back, and why; None if there is neither.
+
+        It calls nothing of the manager.
+        """
+        if reason := self._lack():
+            return HeldBack(step=None, reason=reason)
+        return None if self._gatekeeper is None else self._gatekeeper.held_back()
+
+    def _lack(self) -> str:
+        """Return why the version to serve, if there is but one, is not here; empty if it is or may still be found."""
+        if self._followed is not None:
+            return self._lack_of_followed(self._followed)
+        pinned = self._pin.step
+        named = self._policy if pinned is None and isinstance(self._policy, int) else pinned
+        if named is None or self._store.find(named) is not None or not self._store.is_complete:
+            return ""
+        if pinned is None:
+            return f"version_policy is step {named}, and its checkpoint is not here"
+        return f"step {named} is pinned, and its checkpoint is not here; pin another one, or none (promote --unpin)"
+
+    def _lack_of_followed(self, followed: FollowedEvaluator) -> str:
+        decision = followed.current
+        if decision is None:
+            return followed.problem
+        reason = self.why_not(decision, followed)
+        return reason or (
+            "" if self._is_here(decision) else f"the evaluator serves step {decision.step}, which is not here"
+        )
+
+    def _is_here(self, decision: ServingDecision) -> bool:
+        info = self._store.find(decision.step)
+        return info is not None and info.digest == decision.digest
 
     def step_without_pin(self) -> int | None:
         """Return the step that would be serving without a pin, or None to keep the current one."""
@@ -235,10 +269,9 @@ class ServingTarget:
 
     def why_not(self, decision: ServingDecision, followed: FollowedEvaluator) -> str:
         """Return why another evaluator's decision is not carried out; empty if it is being carried out."""
-        info = self._store.find(decision.step)
-        if info is None or info.digest != decision.digest:
+        if not self._is_here(decision):
             return followed.problem
-        failure = self._quarantine.failure(info.key)
+        failure = self._quarantine.failure(decision.key)
         return "" if failure is None else failure.reason
 
     def _should_be_serving(self) -> Baselines:
