@@ -106,6 +106,10 @@ CAUSES = {
         "silent": {'understudy_fleet_servers_behind{instance="a"}': "1 0 0x600"},
         "firing": {'understudy_fleet_servers_behind{instance="a"}': "1x600"},
     },
+    "UnderstudyDoesNotFollow": {
+        "silent": {'understudy_following{instance="a"}': "0x5 1x595"},
+        "firing": {'understudy_following{instance="a"}': "0x600"},
+    },
     "UnderstudyRolloutWentBack": good_and_bad(
         'understudy_evaluations_total{outcome="rollout_promoted"}',
         'understudy_evaluations_total{outcome="rollout_rolled_back"}',
