@@ -12,6 +12,7 @@ from integration.conftest import Run
 
 from testkit.checkpoints import Chief, ones
 from testkit.in_process import until
+from understudy.checkpoints import MODEL_FILE, RunDir
 from understudy.clients import Evaluation, UnavailableError
 from understudy.evaluator.serving.promotion import PinFile
 
@@ -65,6 +66,17 @@ def test_while_the_checkpoint_to_serve_is_not_here_readiness_and_refusals_say_so
         client.predict({"x": ones(1)}, version="serving")
     chief.publish(10)
     assert service.wait_ready() == 10
+
+
+def test_while_the_only_checkpoint_cannot_be_loaded_readiness_and_refusals_say_why(
+    run_service: Run, chief: Chief, tmp_path: Path
+) -> None:
+    chief.publish(20)
+    (RunDir(tmp_path / "run").checkpoint(20) / MODEL_FILE).write_bytes(b"no model")
+    service = run_service()
+    until(lambda: "step 20 cannot be loaded: " in httpx.get(f"http://{service.http}/readyz").json()["reason"])
+    with pytest.raises(UnavailableError, match="no checkpoint is serving yet; step 20 cannot be loaded: "):
+        service.client().predict({"x": ones(1)}, version="serving")
 
 
 def test_while_the_gate_lets_nothing_serve_readiness_says_why(

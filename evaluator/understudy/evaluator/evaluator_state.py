@@ -97,7 +97,7 @@ class EvaluatorState(EvaluatorLifecycle):
 
     @property
     def held_back(self) -> HeldBack | None:
-        """What is to serve and is not here, or what the gate did not admit last, and why; None if there is neither."""
+        """See `understudy.evaluator.serving.serving_target.ServingTarget.held_back`."""
         return None if self._running is None else self._running.manager.held_back
 
     @property

@@ -121,6 +121,11 @@ class CheckpointStore:
         with self._lock:
             return [item.info for item in self._items.values()]
 
+    def newest(self) -> CheckpointInfo | None:
+        """Describe the checkpoint of the highest step, or return None if there is none."""
+        with self._lock:
+            return self._items.peekitem()[1].info if self._items else None
+
     def find(self, step: int) -> CheckpointInfo | None:
         """Describe one checkpoint, or return None if there is none of this step."""
         with self._lock:

@@ -80,25 +80,38 @@ class ServingTarget:
         return pinned if self._eligible.is_loadable(pinned) else None
 
     def held_back(self) -> HeldBack | None:
-        """Return what is to serve and is not here, or else what the gate holds back, and why; None if there is neither.
+        """Return why nothing may serve, with the step to use all the same, if there is one; None if nothing is known.
 
         It calls nothing of the manager.
         """
-        if reason := self._lack():
+        if (reason := self._lack()) or self._followed is not None:
+            return HeldBack(step=None, reason=reason) if reason else None
+        held_back = None if self._gatekeeper is None else self._gatekeeper.held_back()
+        if held_back is None and (reason := self._failure()):
             return HeldBack(step=None, reason=reason)
-        return None if self._gatekeeper is None else self._gatekeeper.held_back()
+        return held_back
 
     def _lack(self) -> str:
         """Return why the version to serve, if there is but one, is not here; empty if it is or may still be found."""
         if self._followed is not None:
             return self._lack_of_followed(self._followed)
-        pinned = self._pin.step
-        named = self._policy if pinned is None and isinstance(self._policy, int) else pinned
+        named = self._named_step()
         if named is None or self._store.find(named) is not None or not self._store.is_complete:
             return ""
-        if pinned is None:
+        if self._pin.step is None:
             return f"version_policy is step {named}, and its checkpoint is not here"
         return f"step {named} is pinned, and its checkpoint is not here; pin another one, or none (promote --unpin)"
+
+    def _failure(self) -> str:
+        """Return why the version to serve, or else the newest, could not be loaded; empty if it was not tried."""
+        named = self._named_step()
+        info = self._store.newest() if named is None else self._store.find(named)
+        failure = None if info is None else self._quarantine.failure(info.key)
+        return "" if failure is None else failure.reason
+
+    def _named_step(self) -> int | None:
+        pinned = self._pin.step
+        return self._policy if pinned is None and isinstance(self._policy, int) else pinned
 
     def _lack_of_followed(self, followed: FollowedEvaluator) -> str:
         decision = followed.current
