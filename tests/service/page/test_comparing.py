@@ -37,18 +37,21 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger.close()
 
 
+def append(ledger: Ledger, step: int, *, resampled: Any = None, **fields: Any) -> None:
+    """Append a score, which has these fields besides the usual ones."""
+    score: dict[str, Any] = {
+        "dataset": "test",
+        "outcome": EvaluationOutcome.SCORED,
+        "metrics": {"loss": float(step), "top": 0.5},
+        "examples": 9,
+    }
+    entry = EvaluationRecord(step=step, checkpoint_digest=f"d{step}", **(score | fields))
+    ledger.append(entry, resampled=resampled)
+
+
 def compared(ledger: Ledger, *entries: dict[str, Any]) -> ComparedDataset:
     for step, entry in enumerate(entries, start=1):
-        metrics = {"loss": float(step), "top": 0.5}
-        score: dict[str, Any] = {
-            "dataset": "test",
-            "outcome": EvaluationOutcome.SCORED,
-            "metrics": metrics,
-            "examples": 9,
-        }
-        fields = score | entry
-        resampled = fields.pop("resampled", None)
-        ledger.append(EvaluationRecord(step=step, checkpoint_digest=f"d{step}", **fields), resampled=resampled)
+        append(ledger, step, **entry)
     (found,) = recorded(Evaluations(ledger), 1, 2)  # type: ignore[arg-type]  # the part that is used
     return found
 
@@ -82,16 +85,10 @@ def test_why_there_are_no_intervals_is_said_with_the_reason_of_the_evaluations(l
 
 def test_datasets_and_slices_that_one_version_lacks_are_named(ledger: Ledger) -> None:
     for step, dataset in ((1, "small"), (2, "large")):
-        score: dict[str, Any] = {"metrics": {"loss": 1.0}, "examples": 9}
-        ledger.append(
-            step=step, checkpoint_digest=f"d{step}", dataset=dataset, outcome=EvaluationOutcome.SCORED, **score
-        )
+        append(ledger, step, dataset=dataset)
     slices = [[SliceScore(name=f"predicted={label}", examples=4) for label in labels] for labels in ((0, 1), (1, 2))]
     for step, parts in enumerate(slices, start=1):
-        score = {"metrics": {"loss": 1.0}, "examples": 9, "slices": tuple(parts)}
-        ledger.append(
-            step=step, checkpoint_digest=f"d{step}", dataset="test", outcome=EvaluationOutcome.SCORED, **score
-        )
+        append(ledger, step, slices=tuple(parts))
     both, small, large = recorded(Evaluations(ledger), 1, 2)  # type: ignore[arg-type]  # the part that is used
 
     assert [part.name for part in both.parts] == ["", "predicted=1"]
