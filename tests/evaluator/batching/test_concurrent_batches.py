@@ -172,10 +172,10 @@ def test_closing_finishes_what_is_queued_and_ends_every_thread(harness: EngineHa
     harness.close()
 
     assert [outputs(future) for future in (*blocked, *queued)] == [[0.0], [0.0], *([2.0 * n] for n in range(20))]
-    threads = [harness.engine._thread, *harness.engine._others]
+    threads = [harness.engine._thread, *harness.engine._extra_threads]
     assert not any(thread._thread.is_alive() for thread in threads)
 
 
 def test_an_idle_engine_ends_at_once(harness: EngineHarness) -> None:
     harness.close()
-    assert not any(thread._thread.is_alive() for thread in harness.engine._others)
+    assert not any(thread._thread.is_alive() for thread in harness.engine._extra_threads)

@@ -100,7 +100,7 @@ def test_the_latest_policy_holds_and_hashes_only_the_newest_that_is_whole(
     assert harness.entries() == [*((step, SKIPPED) for step in range(98)), (98, SCORED)]
 
 
-def test_a_poke_makes_it_look_at_once(harness: WatcherHarness) -> None:
+def test_a_wake_starts_a_pass_at_once(harness: WatcherHarness) -> None:
     harness.watcher.start()
     harness.lifecycle.write(1)
     harness.watcher.wake()

@@ -96,8 +96,8 @@ def start_components(
         DeviceError: The devices are not available.
         LedgerError: The ledger cannot be read.
     """
-    settings, datasets = inputs.settings, inputs.datasets
-    plan = ScoringPlan.of(settings, datasets)
+    settings = inputs.settings
+    plan = ScoringPlan.of(settings, inputs.datasets)
     strategy = build_strategy(device_settings(settings, inputs.tuning))
     wake = _WatcherWaker()
     promotions = PromotionNotifier()
@@ -146,13 +146,17 @@ def start_components(
         watcher=watcher,
         decisions=known.decisions,
         on_demand=on_demand,
-        example_queries=ExampleQueries(
-            ledger=records.ledger,
-            tables=records.tables,
-            datasets={dataset.name: dataset for dataset in datasets},
-            batch_size=settings.evaluation_batch_size,
-        ),
+        example_queries=_example_queries(inputs, records),
         shadow=shadow,
+    )
+
+
+def _example_queries(inputs: EvaluatorInputs, records: Records) -> ExampleQueries:
+    return ExampleQueries(
+        ledger=records.ledger,
+        tables=records.tables,
+        datasets={dataset.name: dataset for dataset in inputs.datasets},
+        batch_size=inputs.settings.evaluation_batch_size,
     )
 
 

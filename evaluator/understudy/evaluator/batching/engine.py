@@ -112,7 +112,7 @@ class Engine:
         self._runner = BatchRunner(observer, self._latency, self._judge, health)
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        self._beside = threading.Condition(lock)
+        self._extra_work = threading.Condition(lock)
         queue = PredictQueue(settings.max_queue_examples, settings.max_queue_bytes)
         self._scheduler = BatchScheduler(settings.max_batch_size, queue)
         self._last_requests = 0
@@ -123,9 +123,9 @@ class Engine:
         )
         self.run = self._evaluations.run
         self._thread = DeviceThread(wait=self._wait, next_job=self._next_job)
-        self._others: list[DeviceThread] = []
+        self._extra_threads: list[DeviceThread] = []
         self._thread.start()
-        self._start_others()
+        self._start_extra_threads()
 
     @property
     def settings(self) -> EngineSettings:
@@ -135,7 +135,7 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """Whether anything is queued or computed now."""
-        return bool(self._scheduler) or any(thread.is_busy for thread in (self._thread, *self._others))
+        return bool(self._scheduler) or any(thread.is_busy for thread in (self._thread, *self._extra_threads))
 
     def set_batching(self, *, max_batch_size: int, gathering_seconds: float, concurrent_batches: int) -> None:
         """Change these settings; the batches that are formed from now on follow them."""
@@ -149,7 +149,7 @@ class Engine:
             self._scheduler.max_batch_size = max_batch_size
             self._latency.max_batch_size = max_batch_size
             self._latency.concurrent_batches = concurrent_batches
-            self._start_others()
+            self._start_extra_threads()
 
     def submit(
         self,
@@ -247,10 +247,10 @@ class Engine:
             self._closing = True
             self._admission.close()
             self._changed.notify()
-            self._beside.notify_all()
+            self._extra_work.notify_all()
             self._evaluations.notify_room()
         ends = time.monotonic() + timeout_seconds
-        for thread in (self._thread, *self._others):
+        for thread in (self._thread, *self._extra_threads):
             thread.join(max(0.0, ends - time.monotonic()))
         with self._changed:
             abandoned = self._scheduler.drain()
@@ -282,27 +282,27 @@ class Engine:
         held_back = self._settings.max_batch_delay_seconds > 0
         return self._settings.inline_batches and not held_back and not self._scheduler.evaluates
 
-    def _start_others(self) -> None:
+    def _start_extra_threads(self) -> None:
         """Start the threads for the batches that run beside the first one."""
         wanted = 1 if self._settings.overlap_batches else self._settings.concurrent_batches
-        while len(self._others) < wanted - 1 and not self._closing:
-            position = len(self._others)
+        while len(self._extra_threads) < wanted - 1 and not self._closing:
+            position = len(self._extra_threads)
             other = DeviceThread(
-                wait=functools.partial(self._wait_beside, position),
-                next_job=self._next_job_beside,
+                wait=functools.partial(self._wait_for_extra_work, position),
+                next_job=self._next_extra_job,
                 name=f"understudy-device-{position + 2}",
             )
-            self._others.append(other)
+            self._extra_threads.append(other)
             other.start()
 
     def _wake(self) -> None:
         """Wake a thread that may take what is queued: the first one if it is idle."""
         if self._thread.is_busy:
-            self._beside.notify()
+            self._extra_work.notify()
         else:
             self._changed.notify()
 
-    def _wait_beside(self, position: int, _patient: bool) -> float | None:  # noqa: FBT001 - as DeviceThread calls it
+    def _wait_for_extra_work(self, position: int, _patient: bool) -> float | None:  # noqa: FBT001 - as DeviceThread calls it
         """Wait until requests are queued while the first thread is busy; return None after shutdown."""
         with self._changed:
             while not (
@@ -314,16 +314,16 @@ class Engine:
             ):
                 if self._closing:
                     return None
-                self._beside.wait()
+                self._extra_work.wait()
             return 0.0
 
-    def _next_job_beside(self, _fill_seconds: float) -> Job:
+    def _next_extra_job(self, _fill_seconds: float) -> Job:
         with self._changed:
-            return self._predicting(self._share_out(self._scheduler.extra_predict_batch))
+            return self._predicting(self._take_share(self._scheduler.extra_predict_batch))
 
-    def _share_out(self, take: Callable[[int], list[QueuedPredict]]) -> list[QueuedPredict]:
+    def _take_share(self, take: Callable[[int], list[QueuedPredict]]) -> list[QueuedPredict]:
         """Dequeue the share of one of the idle threads, the caller's, and wake the next one for the rest."""
-        others = self._others[: self._settings.concurrent_batches - 1]
+        others = self._extra_threads[: self._settings.concurrent_batches - 1]
         idle = sum(not thread.is_busy for thread in (self._thread, *others))
         whole = self._scheduler.next_predicts()
         share = math.ceil(self._scheduler.predicts.examples / (idle + 1))
@@ -331,7 +331,7 @@ class Engine:
             return take(self._settings.max_batch_size)
         batch = take(share)
         if self._scheduler.predicts:
-            self._beside.notify()
+            self._extra_work.notify()
         return batch
 
     def _is_brief(self, batch: Sequence[QueuedPredict]) -> bool:
@@ -368,7 +368,7 @@ class Engine:
             if self._scheduler.is_evaluate_next():
                 self._evaluations.notify_room()
                 return functools.partial(self._runner.evaluate, self._scheduler.next_evaluate())
-            batch = self._share_out(self._scheduler.next_predict_batch)
+            batch = self._take_share(self._scheduler.next_predict_batch)
             self._first_is_brief = self._is_brief(batch)
             self._last_requests = len(batch)
             return self._predicting(batch, fill_seconds)
