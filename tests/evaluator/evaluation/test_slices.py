@@ -48,6 +48,29 @@ def test_examples_are_found_in_their_slices(text: str, expected: dict[str, list[
     assert found(text) == expected
 
 
+@pytest.mark.parametrize("text", ["dose", "dose:0.7,36.6", "dose:q2"])
+def test_a_feature_has_the_same_slices_in_single_and_double_precision(text: str) -> None:
+    doses = np.array([36.6, 0.1, 0.3, 0.7])
+    names = []
+    for dtype in (np.float64, np.float32):
+        setting = parse_slices([text])
+        sample = QuantileSample()
+        sample.add(doses.astype(dtype))
+        slicer = Slicer(settings=slices.resolved(setting, {"dose": sample}) if ":q" in text else setting)
+        (members,) = slicer.members(slicer.values({}, {}, {"dose": doses.astype(dtype)}))
+        names.append({name: rows.tolist() for name, rows in members.rows()})
+    assert names[0] == names[1]
+    assert {"dose=0.1", "dose=[0.7,36.6)", "dose>=0.7"} & names[0].keys()
+
+
+def test_a_feature_of_one_value_has_any_number_of_axes() -> None:
+    columns = {"word": np.array([[b"red"], [b"blue"]], object), "age": np.array([[[3]], [[5]]])}
+    slicer = Slicer(settings=parse_slices(["word", "age:4"]))
+    names = [members.names for members in slicer.members(slicer.values({}, {}, columns))]
+    assert names == [["word=blue", "word=red"], ["age<4", "age>=4"]]
+    assert number_values(parse_slices(["age:q2"])[0].features[0], {}, columns, {}).tolist() == [3, 5]
+
+
 def test_one_hot_targets_are_classes() -> None:
     targets = {"outputs": np.eye(4, dtype=np.float32)[[3, 0]]}
     slicer = Slicer(settings=parse_slices(["label"]))

@@ -77,11 +77,13 @@ class SliceFeature:
         if self.edges:
             return self._bucketed(values)
         found, indices = _distinct(values)
-        return [f"{self.name}={_shown(value)}" for value in found.tolist()], indices
+        shown = found if found.dtype.kind == "f" else found.tolist()  # single precision has fewer digits
+        return [f"{self.name}={_shown(value)}" for value in shown], indices
 
     def _bucketed(self, values: Array) -> tuple[list[str], Array]:
-        numbers = values.astype(np.float64)
-        places = np.where(np.isnan(numbers), len(self.edges) + 1, np.searchsorted(self.edges, numbers, side="right"))
+        numbers = values.astype(values.dtype if values.dtype == np.float32 else np.float64)
+        edges = np.asarray(self.edges, numbers.dtype)  # so that 0.3 is not below 0.3 in single precision
+        places = np.where(np.isnan(numbers), len(edges) + 1, np.searchsorted(edges, numbers, side="right"))
         found, indices = _distinct(places)
         return [self._bucket(place) for place in found.tolist()], indices
 
@@ -356,12 +358,14 @@ class QuantileSample:
 
     def __init__(self) -> None:
         self._kept: list[Array] = []
+        self._is_single = False
         self._stride = 1
         self._seen = 0
 
     def add(self, values: Array) -> None:
         """Add the values of a batch."""
         first = -self._seen % self._stride
+        self._is_single = values.dtype == np.float32
         self._kept.append(values[first :: self._stride].astype(np.float64))
         self._seen += len(values)
         if sum(map(len, self._kept)) > _SAMPLE:
@@ -375,7 +379,8 @@ class QuantileSample:
         if not len(finite):
             return (0.0,)
         edges = np.quantile(finite, np.arange(1, quantiles) / quantiles, method="higher")
-        return tuple(float(edge) for edge in np.unique(edges))
+        unique = np.unique(edges).astype(np.float32 if self._is_single else np.float64)
+        return tuple(float(str(edge)) for edge in unique)  # 0.7 for the closest number of single precision
 
 
 def _values(
@@ -394,6 +399,8 @@ def _values(
             names = [name for name in names if name != PREDICTED]
             reason = ", because no predicted classes are known"
         raise SliceError(f"there is no feature {feature.name!r} to slice by{reason}; there are {', '.join(names)}")
+    if feature.is_column and math.prod(found.shape[1:]) == 1:
+        found = found.reshape(-1)
     if _is(feature.name, LABEL):
         found = _classes(feature.name, found, tasks.get(name))
     if found.ndim != 1:
@@ -448,4 +455,4 @@ def _is(name: str, kind: str) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
-    return np.format_float_positional(value, trim="-") if isinstance(value, float) else str(value)
+    return np.format_float_positional(value, trim="-") if isinstance(value, float | np.floating) else str(value)
