@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from understudy.cli.examples import shown
 from understudy.cli.output import formatted_metrics, formatted_slice, notes_of, print_json, print_slices, print_table
 from understudy.clients import SliceScore
 
@@ -50,6 +51,10 @@ def test_json_says_in_words_what_it_has_no_numbers_for(capsys: pytest.CaptureFix
 
     expected = '{"values": ["Infinity", "-Infinity", "NaN", 1.5], "text": "\\\\xff"}\n'
     assert capsys.readouterr().out == expected
+
+
+def test_an_example_without_labels_has_none() -> None:
+    assert [shown(cell) for cell in ([], [0, 2], [0.5], 1.25)] == ["none", "0 2", "0.5", "1.25"]
 
 
 def test_the_loss_comes_first() -> None:

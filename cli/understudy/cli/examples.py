@@ -97,7 +97,7 @@ def _as_kind(kind: str) -> ExampleKind:
 def _show(found: ExampleList) -> None:
     headings, rows = _listed(found)
     title = f"{len(found.indices)} of {found.total} examples, step {found.evaluation.step}, {found.evaluation.dataset}"
-    print_table(headings, [[_shown(cell) for cell in row] for row in rows], title=title)
+    print_table(headings, [[shown(cell) for cell in row] for row in rows], title=title)
     if found.flips is not None:
         from understudy.cli.report_page import summary_of
 
@@ -139,9 +139,10 @@ def _listed(found: ExampleList) -> tuple[list[str], list[list[Any]]]:
     return headings, rows
 
 
-def _shown(cell: Any) -> str:
+def shown(cell: Any) -> str:
+    """Return a cell of the table as text; a list is of classes, labels or numbers."""
     if isinstance(cell, list):
-        return " ".join(map(_shown, cell))
+        return " ".join(map(shown, cell)) or "none"
     return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 

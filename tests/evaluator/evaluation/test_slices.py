@@ -122,6 +122,21 @@ def test_without_predicted_classes_there_is_no_slice_by_them() -> None:
         slicer.values({"y": np.zeros(2)}, {}, {"age": np.zeros(2)})
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("multilabel", "because 'y' has several labels for an example, not one class"),
+        ("regression", "because 'y' has numbers, not classes"),
+        ("sparse", "because no predicted classes are known"),
+    ],
+)
+@pytest.mark.parametrize("name", ["predicted", "predicted/y"])
+def test_an_output_without_one_class_says_why(kind: TaskKind, reason: str, name: str) -> None:
+    slicer = Slicer(settings=parse_slices([name]), tasks={"y": OutputTask(kind=kind)})
+    with pytest.raises(SliceError, match=f"{reason}; there are label, age$"):
+        slicer.values({"y": np.zeros(2)}, {}, {"age": np.zeros(2)})
+
+
 def test_several_classes_of_an_example_are_no_slice() -> None:
     targets = {"outputs": np.array([[1, 1], [0, 1]])}
     with pytest.raises(SliceError, match="several classes or none"):

@@ -395,9 +395,9 @@ def _values(
     found = source.get(name)
     if found is None:
         names, reason = available(targets, predictions, columns), ""
-        if feature.is_prediction and not predictions:
-            names = [name for name in names if name != PREDICTED]
-            reason = ", because no predicted classes are known"
+        if feature.is_prediction and name not in predictions:
+            names = [name for name in names if name != PREDICTED or predictions]
+            reason = _without_class(name, tasks, predictions)
         raise SliceError(f"there is no feature {feature.name!r} to slice by{reason}; there are {', '.join(names)}")
     if feature.is_column and math.prod(found.shape[1:]) == 1:
         found = found.reshape(-1)
@@ -411,6 +411,17 @@ def _values(
     if (feature.edges or feature.quantiles) and found.dtype.kind not in "biuf":
         raise SliceError(f"feature {feature.name!r} holds text, not numbers, so it has no buckets")
     return found
+
+
+def _without_class(output: str, tasks: Mapping[str, OutputTask], predictions: Collection[str]) -> str:
+    """Return why an output has no predicted class; empty if that is not known and others have."""
+    output = output or (next(iter(tasks)) if len(tasks) == 1 else "")
+    kind = tasks[output].kind if output in tasks else "unknown"
+    if kind == "multilabel":
+        return f", because {output!r} has several labels for an example, not one class"
+    if kind == "regression":
+        return f", because {output!r} has numbers, not classes"
+    return "" if predictions else ", because no predicted classes are known"
 
 
 def number_values(feature: SliceFeature, targets: Arrays, columns: Arrays, tasks: Mapping[str, OutputTask]) -> Array:
