@@ -108,7 +108,7 @@ def test_after_a_kill_all_tasks_end_and_say_so(tmp_path: Path) -> None:
     assert "another task of the cluster died; start every task again" in chief.errors
     status = read_training_status(RunDir(tmp_path), now=0.0)
     assert status is not None
-    assert status.state == "failed"
+    assert (status.state, status.may_resume) == ("failed", True)
 
 
 def test_sigterm_to_one_task_makes_all_save_the_same_step_and_a_restart_goes_on_there(

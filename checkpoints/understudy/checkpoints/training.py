@@ -1,7 +1,8 @@
 """The training journal: whether training is running, and how it ended.
 
-``training.json`` holds a heartbeat, so that a reader can distinguish a running trainer from one that was killed. The
-reader compares it with its own clock: on different machines, the clocks must agree to a few seconds.
+``training.json`` holds a heartbeat, so that a reader can distinguish a running trainer from one that was killed. One
+that reads it once compares it with its own clock: on different machines, the clocks must agree to a few seconds. One
+that reads it again and again finds out by its own clock alone for how long it has been the same.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from understudy.checkpoints.layout import RunDir
 _log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
+
+STALE_SECONDS = 60.0
+"""A trainer whose heartbeat is older counts as failed."""
 
 _HEARTBEAT_SECONDS = 5.0
 
@@ -62,6 +66,7 @@ class TrainingStatus:
         reason: Why it failed, else empty.
         heartbeat_at: The time of the last heartbeat, in seconds since the Unix epoch.
         progress: How far it was at the last heartbeat.
+        may_resume: Whether it failed in a way that a start again mends, which whatever started it may do by itself.
     """
 
     state: TrainingState
@@ -70,6 +75,14 @@ class TrainingStatus:
     reason: str
     heartbeat_at: float
     progress: TrainingProgress = TrainingProgress()
+    may_resume: bool = False
+
+    def after_silence(self, seconds: float, *, stale_after_seconds: float = STALE_SECONDS) -> TrainingStatus:
+        """Return the status for a reader that knows for how long the heartbeat has been this one."""
+        if self.state != "running" or seconds <= stale_after_seconds:
+            return self
+        reason = f"the trainer has been silent for {seconds:.0f} s"
+        return replace(self, state="failed", final_step=None, reason=reason, may_resume=True)
 
 
 class TrainingJournal:
@@ -80,10 +93,12 @@ class TrainingJournal:
 
     Args:
         run_dir: The run folder; created if missing.
+        mended_by_restart: The exceptions after which the training is to be started again.
     """
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, *, mended_by_restart: tuple[type[BaseException], ...] = ()) -> None:
         self._path = run_dir.training_json
+        self._mended_by_restart = mended_by_restart
         self._step = 0
         self._progress = TrainingProgress()
         self._ended = threading.Event()
@@ -115,7 +130,8 @@ class TrainingJournal:
         if exc is None:
             self._write("finished")
         else:
-            self._write("failed", reason=f"{type(exc).__name__}: {exc}")
+            may_resume = isinstance(exc, self._mended_by_restart)
+            self._write("failed", reason=f"{type(exc).__name__}: {exc}", may_resume=may_resume)
 
     def _beat(self) -> None:
         while not self._ended.wait(_HEARTBEAT_SECONDS):
@@ -125,7 +141,7 @@ class TrainingJournal:
                 # A failed write must not stop training, and the disk may recover.
                 _log.warning("could not write the heartbeat: %s", error)
 
-    def _write(self, state: TrainingState, *, reason: str = "") -> None:
+    def _write(self, state: TrainingState, *, reason: str = "", may_resume: bool = False) -> None:
         write_json(
             self._path,
             {
@@ -134,6 +150,7 @@ class TrainingJournal:
                 "step": self._step,
                 "final_step": self._step if state == "finished" else None,
                 "reason": reason,
+                "may_resume": may_resume,
                 "heartbeat_at": time.time(),
                 "progress": _encoded(self._progress),
                 "pid": os.getpid(),
@@ -145,7 +162,7 @@ def read_training_status(
     run_dir: RunDir,
     *,
     now: float,
-    stale_after_seconds: float = 60.0,
+    stale_after_seconds: float = STALE_SECONDS,
 ) -> TrainingStatus | None:
     """Return the status of a training, or None if none was started in this run folder.
 
@@ -163,10 +180,7 @@ def read_training_status(
         status = _decode(path.read_bytes(), path)
     except FileNotFoundError:
         return None
-    silence = now - status.heartbeat_at
-    if status.state != "running" or silence <= stale_after_seconds:
-        return status
-    return replace(status, state="failed", final_step=None, reason=f"the trainer has been silent for {silence:.0f} s")
+    return status.after_silence(now - status.heartbeat_at, stale_after_seconds=stale_after_seconds)
 
 
 def _encoded(progress: TrainingProgress) -> dict[str, Any]:
@@ -206,6 +220,7 @@ def _decode(content: bytes, path: Path) -> TrainingStatus:
             reason=str(fields["reason"]),
             heartbeat_at=float(fields["heartbeat_at"]),
             progress=_decoded(fields.get("progress", {})),
+            may_resume=bool(fields.get("may_resume", False)),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnsupportedFormatError(f"{path} is not a training journal ({type(error).__name__}: {error})") from error

@@ -15,10 +15,9 @@ from types import FrameType
 import click
 
 from understudy.checkpoints.pauses import doubling_pause
-from understudy.trainer import ClusterTimeoutError, PeerLostError, PreemptedError
-from understudy.trainer.trainer_errors import RESTART_COUNT
+from understudy.trainer.trainer_errors import MENDED_BY_RESTART, RESTART_COUNT
 
-RESTARTABLE = (PeerLostError.exit_code, ClusterTimeoutError.exit_code, PreemptedError.exit_code)
+RESTARTABLE = tuple(error.exit_code for error in MENDED_BY_RESTART)
 """The exit statuses after which a task is started again."""
 
 _PID = "UNDERSTUDY_SUPERVISOR_PID"

@@ -205,8 +205,8 @@ class ServeSettings(ReportingSettings, ListeningSettings, ServingSettings):
     exit_timeout_seconds: float = field(
         default=3600.0,
         metadata={
-            "help": "With --exit-when-finished, how long to wait for training to begin, and between evaluations once "
-            "it has ended.",
+            "help": "With --exit-when-finished, how long to wait for training to begin, or to begin again after what "
+            "a start again mends, and between evaluations once it has ended.",
             "metavar": "SECONDS",
         },
     )

@@ -20,9 +20,7 @@ class TrainingHarness:
         self.caught_up_at = 0.0
         self.last_sequence = 0
         self.run_dir = RunDir(folder)
-        self.end = TrainingEndMonitor(
-            folder, self, timeout_seconds=TIMEOUT_SECONDS, clock=lambda: self.now, wall_clock=lambda: self.now
-        )
+        self.end = TrainingEndMonitor(folder, self, timeout_seconds=TIMEOUT_SECONDS, clock=lambda: self.now)
 
     def is_caught_up(self, since: float) -> bool:
         return self.caught_up_at > since
@@ -52,15 +50,43 @@ def test_it_ends_once_training_has_finished_and_a_look_after_that_left_nothing(h
     assert harness.exit_after(1) is ExitReason.FINISHED
 
 
-def test_a_training_that_failed_or_fell_silent_is_told_from_one_that_finished(harness: TrainingHarness) -> None:
+def test_a_training_that_failed_is_told_from_one_that_finished(harness: TrainingHarness) -> None:
     harness.training("running")
     assert harness.exit_after(1) is None
+    harness.training("failed", reason="NonFiniteLossError")
+    assert harness.exit_after(1) is None
+    harness.caught_up_at = harness.now + 0.5
+    assert harness.exit_after(1) is ExitReason.FAILED
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_training_that_may_be_started_again_has_failed_when_it_was_not_in_time(
+    harness: TrainingHarness, *, is_silent: bool
+) -> None:
+    """A lost machine leaves a journal that says it runs; the others record that they are to be started again."""
+    harness.training("running")
+    assert harness.exit_after(1) is None
+    if not is_silent:
+        harness.training("failed", reason="PeerLostError: worker 1", may_resume=True)
     assert harness.exit_after(61) is None
     harness.caught_up_at = harness.now + 0.5
+    assert harness.exit_after(TIMEOUT_SECONDS - 1) is None
+    harness.now += 1
     service_exit = harness.end.check()
     assert service_exit is not None
     assert service_exit.reason is ExitReason.FAILED
-    assert "silent for 62 s" in service_exit.message
+    assert ("silent for 311 s" if is_silent else "PeerLostError") in service_exit.message
+
+
+def test_a_training_of_a_machine_whose_clock_differs_runs_while_its_heart_beats(harness: TrainingHarness) -> None:
+    for beat in range(100):
+        harness.training("running", heartbeat_at=float(beat))
+        harness.caught_up_at = harness.now
+        assert harness.exit_after(5) is None
+    harness.training("finished", final_step=7)
+    assert harness.exit_after(1) is None
+    harness.caught_up_at = harness.now + 0.5
+    assert harness.exit_after(1) is ExitReason.FINISHED
 
 
 def test_a_training_that_begins_again_is_waited_for(harness: TrainingHarness) -> None:

@@ -24,7 +24,7 @@ from understudy.trainer.replica_state import average
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Snapshot, write_snapshot
 from understudy.trainer.tensorboard_files import StepProfiler, TrainingSummaries
-from understudy.trainer.trainer_errors import PublishError
+from understudy.trainer.trainer_errors import MENDED_BY_RESTART, PublishError
 
 _LOCK_POLL_SECONDS = 0.5
 
@@ -54,7 +54,7 @@ class Chief:
         self._while_waiting = while_waiting
         self._signer = settings.signer()
         self._run_dir = RunDir(settings.run_dir)
-        self._journal = TrainingJournal(self._run_dir)
+        self._journal = TrainingJournal(self._run_dir, mended_by_restart=MENDED_BY_RESTART)
         self._summaries: TrainingSummaries | None = None
         self._profiler: StepProfiler | None = None
         self._publisher: ModelPublisher | None = None

@@ -107,3 +107,7 @@ class NonFiniteLossError(TrainerError):
     """The loss or the weights are NaN or infinite. The last good checkpoint is the newest in the run folder."""
 
     exit_code = 3
+
+
+MENDED_BY_RESTART: Final = (PeerLostError, ClusterTimeoutError, PreemptedError)
+"""After these, every task is to be started again, and training resumes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,14 +51,14 @@ class TrainingEndMonitor:
     """Watches the training journal, then the remaining evaluations. For one thread at a time; `check` blocks.
 
     The timeout applies while there is no progress: no training has begun, or training is over and the ledger gets no
-    new entry.
+    new entry. A training that a start again mends, or that is silent, has failed if it was not started again in that
+    time.
 
     Args:
         run: The run folder.
         evaluator: Reports the progress of evaluation.
         timeout_seconds: How long there may be no progress.
         clock: Monotonic clock, in seconds.
-        wall_clock: Seconds since the Unix epoch, to compare with the journal's heartbeat.
     """
 
     def __init__(
@@ -67,16 +68,15 @@ class TrainingEndMonitor:
         *,
         timeout_seconds: float,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._run_dir = RunDir(run)
         self._evaluator = evaluator
         self._timeout_seconds = timeout_seconds
         self._clock = clock
-        self._wall_clock = wall_clock
         self._last_sign = clock()
         self._last_sequence = 0
         self._ended: tuple[TrainingStatus, float] | None = None
+        self._heartbeat: tuple[float, float] | None = None
 
     def check(self) -> ServiceExit | None:
         """Return the reason to exit now, or None to continue.
@@ -89,26 +89,37 @@ class TrainingEndMonitor:
         if status is not None and status.state == "running":
             self._ended, self._last_sign = None, now
             return None
-        if status is not None and (self._ended is None or self._ended[0].state != status.state):
+        if status is not None and (self._ended is None or _kind(self._ended[0]) != _kind(status)):
             self._ended, self._last_sign = (status, now), now
-        if self._ended is not None and self._evaluator.is_caught_up(self._ended[1]):
+        may_resume = status is not None and status.may_resume
+        if self._ended is not None and not may_resume and self._evaluator.is_caught_up(self._ended[1]):
             # A journal that is mirrored may have become newer since it was read.
             return _exit_after(self._ended[0]) if self._status() == status else None
-        return self._out_of_time(now)
+        return self._out_of_time(now, status)
 
     def _status(self) -> TrainingStatus | None:
         try:
-            return read_training_status(self._run_dir, now=self._wall_clock())
+            status = read_training_status(self._run_dir, now=0.0, stale_after_seconds=math.inf)
         except OSError as error:
             _log.warning("the training journal could not be read: %s", error)
             return None if self._ended is None else self._ended[0]
+        return None if status is None else status.after_silence(self._silence(status))
 
-    def _out_of_time(self, now: float) -> ServiceExit | None:
+    def _silence(self, status: TrainingStatus) -> float:
+        """Return for how long the heartbeat has been the same, by this machine's clock: the trainer's may differ."""
+        now = self._clock()
+        if self._heartbeat is None or self._heartbeat[0] != status.heartbeat_at:
+            self._heartbeat = (status.heartbeat_at, now)
+        return now - self._heartbeat[1]
+
+    def _out_of_time(self, now: float, status: TrainingStatus | None) -> ServiceExit | None:
         sequence = self._evaluator.last_sequence
         if self._ended is not None and sequence != self._last_sequence:
             self._last_sequence, self._last_sign = sequence, now
         if now - self._last_sign < self._timeout_seconds:
             return None
+        if status is not None and status.may_resume:
+            return _exit_after(status)
         missing = "no training began" if self._ended is None else "training is over, but nothing more was evaluated"
         return ServiceExit(reason=ExitReason.TIMED_OUT, message=f"{missing} for {self._timeout_seconds:g} s")
 
@@ -119,6 +130,10 @@ def read_training(run: Path) -> TrainingStatus | None:
         return read_training_status(RunDir(run), now=time.time())
     except (OSError, UnsupportedFormatError):
         return None
+
+
+def _kind(status: TrainingStatus) -> tuple[str, bool]:
+    return status.state, status.may_resume
 
 
 def _exit_after(status: TrainingStatus) -> ServiceExit:
