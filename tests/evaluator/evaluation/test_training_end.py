@@ -61,7 +61,7 @@ def test_a_training_that_failed_is_told_from_one_that_finished(harness: Training
 
 @pytest.mark.parametrize("is_silent", [True, False])
 def test_a_training_that_may_be_started_again_has_failed_when_it_was_not_in_time(
-    harness: TrainingHarness, *, is_silent: bool
+    harness: TrainingHarness, caplog: pytest.LogCaptureFixture, *, is_silent: bool
 ) -> None:
     """A lost machine leaves a journal that says it runs; the others record that they are to be started again."""
     harness.training("running")
@@ -71,6 +71,9 @@ def test_a_training_that_may_be_started_again_has_failed_when_it_was_not_in_time
     assert harness.exit_after(61) is None
     harness.caught_up_at = harness.now + 0.5
     assert harness.exit_after(TIMEOUT_SECONDS - 1) is None
+    assert [record.getMessage().partition("; ")[2] for record in caplog.records] == [
+        "waiting for up to 250 s for it to start again"
+    ]
     harness.now += 1
     service_exit = harness.end.check()
     assert service_exit is not None

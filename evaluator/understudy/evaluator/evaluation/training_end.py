@@ -91,6 +91,13 @@ class TrainingEndMonitor:
             return None
         if status is not None and (self._ended is None or _kind(self._ended[0]) != _kind(status)):
             self._ended, self._last_sign = (status, now), now
+            if status.may_resume:
+                _log.warning(
+                    "training ended at step %d (%s); waiting for up to %g s for it to start again",
+                    status.step,
+                    status.reason,
+                    self._timeout_seconds,
+                )
         may_resume = status is not None and status.may_resume
         if self._ended is not None and not may_resume and self._evaluator.is_caught_up(self._ended[1]):
             # A journal that is mirrored may have become newer since it was read.
