@@ -36,7 +36,13 @@ def test_labels_that_a_loss_of_probabilities_does_not_take_are_noted(labels: lis
     assert note == f"labels of 'odds' are from {limits}; its loss is for labels from 0 to 1"
 
 
-def test_labels_that_are_no_numbers_hide_nothing() -> None:
-    assert notes_of({"odds": [np.nan, 0]}, {"odds": [1, 1]}) == ()
-    assert notes_of({"odds": [np.nan, np.nan]}) == ()
-    assert len(notes_of({"odds": [np.nan, 7]}, {"odds": [1, np.nan]})) == 1
+def test_targets_that_are_no_numbers_are_counted_and_hide_nothing() -> None:
+    assert notes_of({"odds": [np.nan, 0]}, {"odds": [1, 1]}) == ("1 value of the targets of 'odds' is not a number",)
+    assert notes_of({"odds": [np.nan, np.nan]}) == ("2 values of the targets of 'odds' are not numbers",)
+    assert notes_of({"value": [np.nan, 3]}, {"value": [np.nan, 4]}) == (
+        "2 values of the targets of 'value' are not numbers",
+    )
+    assert notes_of({"odds": [np.nan, 7]}, {"odds": [1, np.nan]}) == (
+        "labels of 'odds' are from 1 to 7; its loss is for labels from 0 to 1",
+        "2 values of the targets of 'odds' are not numbers",
+    )

@@ -166,6 +166,16 @@ def test_a_batch_that_does_not_fit_is_refused(classifier: Slot, changes: dict[st
         score(classifier, image_batch(3, **changes))
 
 
+@pytest.mark.parametrize("loss", ["mse", "binary_crossentropy", "sparse_categorical_crossentropy", "hinge"])
+def test_targets_of_text_are_refused(make_slot: Callable[..., Slot], loss: str) -> None:
+    inputs = keras.Input((3,), name="x")
+    model = keras.Model(inputs, layers.Dense(1, activation="sigmoid", name="y")(inputs))
+    model.compile("sgd", loss, metrics=["accuracy"])
+    batch = Batch(inputs={"x": np.ones((2, 3), np.float32)}, targets={"targets": np.array([[b"a"], [b"b"]], object)})
+    with pytest.raises(InvalidInputError, match=r"'y' hold text|the targets do not fit .*string\[2, 1\]"):
+        score(make_slot(model), batch)
+
+
 def test_weights_that_do_not_fit_the_elements_of_an_example_are_refused_with_both_shapes(
     make_slot: Callable[..., Slot],
 ) -> None:

@@ -55,7 +55,7 @@ class Decisions:
 
 
 class LabelNotes:
-    """Notices labels that the loss of an output is not for. For one thread.
+    """Notices labels that the loss of an output is not for, and targets that are not numbers. For one thread.
 
     Args:
         tasks: What each output of the model is for, by its name.
@@ -66,9 +66,13 @@ class LabelNotes:
             name for name, task in tasks.items() if task.kind in {"binary", "multilabel"} and task.scores != "unknown"
         ]
         self._limits: dict[str, tuple[float, float]] = {}
+        self._missing: dict[str, int] = {}
 
     def add(self, targets: Arrays) -> None:
         """Add the targets of a batch by the names of outputs."""
+        for name, values in targets.items():
+            if values.dtype.kind == "f" and (missing := int(np.isnan(values).sum())):
+                self._missing[name] = self._missing.get(name, 0) + missing
         for name in targets.keys() & self._outputs:
             labels = targets[name]
             if labels.size and labels.dtype.kind in "biuf":
@@ -78,20 +82,28 @@ class LabelNotes:
                 self._limits[name] = float(np.fmin(low, smallest)), float(np.fmax(high, largest))
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence about each output with such labels."""
-        return tuple(
+        """Return a sentence about each output with such labels or targets."""
+        limits = (
             f"labels of {name!r} are from {low:g} to {high:g}; its loss is for labels from 0 to 1"
             for name, (low, high) in sorted(self._limits.items())
             if low < 0 or high > 1
         )
+        missing = (
+            f"{count} values of the targets of {name!r} are not numbers"
+            if count > 1
+            else f"1 value of the targets of {name!r} is not a number"
+            for name, count in sorted(self._missing.items())
+        )
+        return (*limits, *missing)
 
     def stored(self) -> dict[str, Any]:
         """Return what was found, for `restore`: plain values."""
-        return {name: list(limits) for name, limits in self._limits.items()}
+        return {"limits": {name: list(limits) for name, limits in self._limits.items()}, "missing": self._missing}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Go on from what `stored` returned."""
-        self._limits = {name: (low, high) for name, (low, high) in stored.items()}
+        self._limits = {name: (low, high) for name, (low, high) in stored["limits"].items()}
+        self._missing = dict(stored["missing"])
 
 
 def predicted_classes(task: OutputTask, outputs: Array) -> Array | None:

@@ -22,6 +22,9 @@ from understudy.evaluator.types import Array, Arrays, Batch
 
 _MAX_PROGRAMS = 8
 
+_TEXT = "OSU"
+"""The kinds of dtypes of text."""
+
 MAX_COMPARISONS = 2**24
 """The limit for comparisons of a batch's elements with listed thresholds: Keras builds an array of all pairs."""
 
@@ -181,7 +184,9 @@ class Scorer:
             raise InvalidInputError("the batches of one stream must have targets and sample weights of the same kind")
         program = state.program or self._programs.get(structure) or self.prepare(batch)
         check_values("input", batch.inputs, self._input_ranges)
-        check_values("target", labels.targets, self._target_ranges(program, labels))
+        text = [name for name, array in labels.targets.items() if array.dtype.kind in _TEXT]
+        numbers = {name: array for name, array in labels.targets.items() if name not in text}
+        check_values("target", numbers, self._target_ranges(program, labels))
         with tf.device("CPU:0"):  # each device copies its share from there
             inputs = {name: tf.convert_to_tensor(array) for name, array in batch.inputs.items()}
         outputs, masks = self._forward(inputs, between_pieces) if self._forward else ({}, {})
@@ -190,6 +195,13 @@ class Scorer:
             before = state.values or program.initial
             values = program.update(before, data)
             example_losses = program.example_losses(data) if program.example_losses else None
+        except tf.errors.UnimplementedError as error:
+            if not text:
+                raise
+            raise InvalidInputError(
+                f"the targets of {text[0]!r} hold text, which the model's loss and metrics do not take "
+                f"({labels.shown()})"
+            ) from error
         except (tf.errors.InvalidArgumentError, ValueError) as error:
             raise InvalidInputError(f"the batch cannot be scored: {first_line(error)} ({labels.shown()})") from error
         masks_of_outputs = {name: np.asarray(mask) for name, mask in masks.items()}
