@@ -166,6 +166,15 @@ def test_a_batch_that_does_not_fit_is_refused(classifier: Slot, changes: dict[st
         score(classifier, image_batch(3, **changes))
 
 
+def test_outputs_without_targets_are_named(make_slot: Callable[..., Slot]) -> None:
+    inputs = keras.Input((3,), name="x")
+    model = keras.Model(inputs, {name: layers.Dense(1, name=name)(inputs) for name in ("a", "b", "c")})
+    model.compile("sgd", dict.fromkeys(("a", "b", "c"), "mse"))
+    batch = Batch(inputs={"x": np.ones((2, 3), np.float32)}, targets={"a": np.ones((2, 1), np.float32)})
+    with pytest.raises(InvalidInputError, match=r"the targets do not fit .*; there are none of 'b', 'c'\)"):
+        score(make_slot(model), batch)
+
+
 @pytest.mark.parametrize("loss", ["mse", "binary_crossentropy", "sparse_categorical_crossentropy", "hinge"])
 def test_targets_of_text_are_refused(make_slot: Callable[..., Slot], loss: str) -> None:
     inputs = keras.Input((3,), name="x")

@@ -268,8 +268,10 @@ class Scorer:
         try:
             return self._build(self._data(inputs, specs, outputs, masks))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            missing = [name for name in self._interface.outputs.names if name not in labels.targets]
+            without = f"; there are none of {', '.join(map(repr, missing))}" if missing else ""
             raise InvalidInputError(
-                f"the targets do not fit the model's loss and metrics: {first_line(error)} ({labels.shown()})"
+                f"the targets do not fit the model's loss and metrics: {first_line(error)} ({labels.shown()}{without})"
             ) from error
 
     def _labels(self, batch: Batch) -> _Labels:
