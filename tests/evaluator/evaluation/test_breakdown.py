@@ -111,6 +111,11 @@ def test_p_values_go_on_where_resamples_end() -> None:
     assert math.isnan(p_value(1.0, np.full(9, np.nan)))
 
 
+def test_a_p_value_is_never_0() -> None:
+    assert p_value(-1.0, np.full(200, -1.0)) == 1 / 200, "nothing to go on from: all examples differ alike"
+    assert 0 < p_value(1.0, np.random.default_rng(0).normal(1.0, 1e-3, 200)) < 1e-300
+
+
 def test_resamples_without_a_difference_count_as_on_the_other_side_of_0() -> None:
     some = np.concatenate([np.linspace(1.0, 2.0, 95), np.full(5, np.nan)])
 

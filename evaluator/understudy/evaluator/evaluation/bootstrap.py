@@ -14,6 +14,7 @@ day they are scored.
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -175,7 +176,7 @@ def p_value(value: float, resampled: Array) -> float:
 
     It is below 1 minus the confidence where the percentile interval excludes 0, whatever the values are that are not
     finite: those count as on the other side of 0. Where no resample is there, the normal distribution with the standard
-    deviation of the resamples says how far below.
+    deviation of the resamples says how far below, and without any deviation the number of resamples. It is never 0.
     """
     drawn = resampled[np.isfinite(resampled)]
     if not len(drawn) or not math.isfinite(value):
@@ -184,8 +185,8 @@ def p_value(value: float, resampled: Array) -> float:
     if least:
         return min(1.0, 2.0 * least / len(resampled))
     deviation = float(drawn.std())
-    tail = math.erfc(abs(value) / deviation / math.sqrt(2.0)) if deviation else 0.0
-    return min(tail, 1.0 / len(drawn))
+    tail = math.erfc(abs(value) / deviation / math.sqrt(2.0)) if deviation else 1.0
+    return max(sys.float_info.min, min(tail, 1.0 / len(drawn)))
 
 
 def _differences(
