@@ -22,6 +22,7 @@ from testkit.checkpoints import Chief, ones, step_model, write_dataset
 from testkit.in_process import WAIT_SECONDS, until
 from testkit.preloading import preloaded
 from understudy.checkpoints import RunDir, TrainingJournal
+from understudy.checkpoints.layout import MANIFEST_FILE, step_name
 from understudy.cli.main import main
 from understudy.clients import Client
 from understudy.evaluator.evaluator_errors import ConfigurationError
@@ -106,6 +107,27 @@ def test_a_whole_day_with_a_bucket_between_trainer_and_evaluator(
     assert [(entry.step, entry.outcome) for entry in entries] == [(step, "scored") for step in (10, 20, 30, 40)]
     assert {name.split("/")[1] for name in store.names(url) if "/" in name} == {f"{step:012d}" for step in (20, 30, 40)}
     assert not (run / "evaluator").exists()
+
+
+def test_a_publisher_that_starts_while_the_store_does_not_answer_waits_for_it(
+    s3: BucketServer, tmp_path: Path, chief: Chief
+) -> None:
+    url = f"{s3.make_bucket()}/run"
+    chief.publish(10)
+    requests = threading.Semaphore(0)
+
+    def fail(_: Mapping[str, Any]) -> str:
+        requests.release()
+        return "500 Internal Server Error"
+
+    s3.refuse = fail
+    with publishing(tmp_path / "run", url) as publisher:
+        for _ in range(5):
+            assert requests.acquire(timeout=WAIT_SECONDS), publisher.poll()
+        s3.refuse = lambda _: None
+        until(lambda: f"checkpoints/{step_name(10)}/{MANIFEST_FILE}" in s3.names(url))
+        publisher.terminate()
+        assert publisher.wait(END_SECONDS) == 0
 
 
 def test_a_checkpoint_that_cannot_be_copied_now_is_only_late(
@@ -196,13 +218,14 @@ def test_a_store_that_does_not_answer_at_the_start_is_waited_for(
     assert service.wait_ready() == 10
 
 
-def test_publishing_where_it_cannot_be_is_one_sentence(s3: BucketServer, tmp_path: Path) -> None:
+def test_publishing_where_it_cannot_be_is_one_sentence(s3: BucketServer, tmp_path: Path, chief: Chief) -> None:
     del s3
+    chief.publish(10)
     for url, exit_code, text in (
         ("abfs://bucket/run", 2, "give s3://BUCKET/PATH or gs://BUCKET/PATH, not abfs://bucket/run"),
         ("s3://no-such-bucket/run", 1, "NoSuchBucket"),
     ):
-        result = CliRunner().invoke(main, ["publish", "--run-dir", str(tmp_path), "--to", url])
+        result = CliRunner().invoke(main, ["publish", "--run-dir", str(tmp_path / "run"), "--to", url])
         assert result.exit_code == exit_code
         assert text in result.stderr
         assert "Traceback" not in result.stderr

@@ -77,7 +77,7 @@ def command(*, run_dir: Path, url: str, keep_checkpoints: int) -> None:
             on_published=lambda step: click.echo(f"step {step} is published to {url}"),
         )
         with publisher:
-            publisher.claim()
+            publisher.claim_once_it_answers(stopped)
             publisher.follow(stopped)
 
 

@@ -16,6 +16,8 @@ from understudy.checkpoints.checkpoint_errors import (
     AlreadyPublishedError,
     CheckpointError,
     CheckpointGoneError,
+    RemoteStorageError,
+    StorageRefusalError,
     UnsupportedLocationError,
 )
 from understudy.checkpoints.fs import link_or_copy, sweep, temporary_folder
@@ -74,6 +76,27 @@ class RemotePublisher:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def claim_once_it_answers(self, stopped: threading.Event) -> None:
+        """Claim the remote folder; try again while the store does not answer, until ``stopped`` is set.
+
+        Raises:
+            RemoteStorageError: The store refuses, or did not answer the last attempt.
+            Exception: See `claim`.
+        """
+        failures = 0
+        while True:
+            is_last = stopped.is_set()
+            try:
+                return self.claim()
+            except StorageRefusalError:
+                raise
+            except RemoteStorageError as error:
+                if is_last:
+                    raise
+                failures += 1
+                _log.warning("%s; waiting for it to answer", error)
+            stopped.wait(doubling_pause(failures, first=_POLL_SECONDS, longest=_LONGEST_PAUSE_SECONDS))
 
     def claim(self) -> None:
         """Make the remote folder this run's, so that no other run writes or deletes there.
