@@ -256,7 +256,7 @@ def test_commands_without_a_server_take_checkpoints_from_a_bucket(
     assert (there["step"], there["metrics"]) == (here["step"], here["metrics"])
 
     assert "there are [10, 20]" in said(1, "export", "--run-dir", url, "--step", "30", "--output", tmp_path / "a.keras")
-    assert "(--state-dir), or latest, or a step" in said(1, "evaluate", data, "--run-dir", url)
+    assert "Give latest or a step, or the state folder" in said(1, "evaluate", data, "--run-dir", url)
     assert "there is no checkpoint yet, neither at" in said(
         1, "evaluate", data, "--run-dir", f"{url}s", "--version=latest"
     )
