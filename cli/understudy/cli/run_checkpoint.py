@@ -28,7 +28,10 @@ def _folder(flag: str, help_text: str) -> Callable[[Command], Command]:
 
 _OPTIONS = (
     _folder("--run-dir", "The run folder whose checkpoints are used, without a server, or its URL."),
-    _folder("--checkpoints", "Instead of --run-dir, the folder of checkpoints that the server was given."),
+    _folder(
+        "--checkpoints",
+        "Instead of --run-dir, a folder of checkpoints of which `understudy serve --checkpoints` has made copies.",
+    ),
     click.option(
         "--state-dir",
         type=LocalPath(file_okay=False, path_type=Path),

@@ -191,7 +191,7 @@ def first_line(error: BaseException) -> str:
 def available_steps(known: Collection[int], missing: int) -> str:
     """Return the steps there are, for the message of an error: all of a few, else those around the missing one."""
     if len(known) <= _MOST_NAMED_STEPS:
-        return f"there are {list(known)}"
+        return f"there are {list(known) or 'none'}"
     nearest = heapq.nsmallest(_MOST_NAMED_STEPS, known, key=lambda step: abs(step - missing))
     return f"there are {len(known)}, the nearest of which are {sorted(nearest)}"
 

@@ -85,6 +85,7 @@ def test_what_cannot_be_exported_is_said_in_one_line(run: RealRun, tmp_path: Pat
     assert refused.exit_code == 1
     assert "no checkpoint is best yet" in refused.stderr
     assert "Give latest or a step, or start a server that scores them" in refused.stderr
+    assert "no checkpoint of step 3; there are none" in export(run, "--step", "3", "--output", output).stderr
     run.publish(1, 2)
     assert "no checkpoint of step 3; there are [1, 2]" in export(run, "--step", "3", "--output", output).stderr
     (run.dir.checkpoint(2) / "model.keras").write_bytes(b"no model")
@@ -120,16 +121,22 @@ def test_the_exported_file_is_a_copy_of_its_own(run: RealRun, tmp_path: Path) ->
     assert (tmp_path / "a.keras").stat().st_nlink == 1
 
 
-@pytest.mark.parametrize("command", ["export", "evaluate"])
-def test_for_checkpoints_of_another_program_it_says_where_they_would_be(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["10", "latest", "best"])
+@pytest.mark.parametrize("command", ["export", "evaluate", "predict"])
+def test_for_checkpoints_of_another_program_it_says_that_a_server_copies_them_first(
+    command: str, version: str, tmp_path: Path
+) -> None:
     source, state = tmp_path / "theirs", tmp_path / "state"
     source.mkdir()
+    step_model(10).save(source / "10.keras")
     data = tmp_path / "data.npz"
-    np.savez(data, x=np.zeros((1, 1)), y=np.zeros((1, 1)))
-    own = ["--step", "10", "--output", tmp_path / "out.keras"] if command == "export" else [data, "--version", "10"]
-    arguments = [command, *own, "--checkpoints", source, "--state-dir", state]
+    np.savez(data, x=np.zeros((1, FEATURES), np.float32), y=np.zeros((1, 1)))
+    own = ["--step", version] if command == "export" else [data, "--version", version]
+    output = [] if command == "evaluate" else ["--output", tmp_path / "out.keras"]
+    arguments = [command, *own, *output, "--checkpoints", source, "--state-dir", state]
     refused = CliRunner().invoke(main, [str(each) for each in arguments])
     assert refused.exit_code == 1
     assert (
-        f"there is no checkpoint of step 10 in {state}, the state folder (--state-dir) of the server" in refused.output
-    )
+        f"the state folder {state} holds no checkpoint: this command reads the copies that `understudy serve "
+        "--checkpoints` makes there. Start a server first, or give the state folder of one (--state-dir)"
+    ) in refused.output

@@ -89,15 +89,16 @@ class CheckpointExporter:
             VersionNotFoundError: There is no checkpoint yet.
             ConfigurationError: The evaluator's ``best.json`` is damaged.
         """
-        if step == "best":
-            return self._best()
+        if isinstance(step, int):
+            return step
+        self._check_copies()
         if step == "latest":
             steps = self.steps()
             if not steps:
                 where = "kept" if self._remote is None else f"at {self._remote.url}"
                 raise VersionNotFoundError(f"there is no checkpoint yet, neither {where} nor held in {self._state_dir}")
             return steps[-1]
-        return step
+        return self._best()
 
     def export(self, step: int, output: Path, form: ExportFormat) -> Path:
         """Write one checkpoint atomically; return its path.
@@ -137,6 +138,20 @@ class CheckpointExporter:
 
         loader = loader_for(checkpoint.kind, self._build_model, allow_unsafe_models=self._allow_unsafe_models)
         return loader.build(checkpoint.model_file)
+
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether another program writes the checkpoints, so that only the copies of a server are read."""
+        return self._run is None and self._remote is None
+
+    def _check_copies(self) -> None:
+        """Raise VersionNotFoundError if there are only copies of a server, and it has made none."""
+        if self._is_foreign and not self.steps():
+            raise VersionNotFoundError(
+                f"the state folder {self._state_dir} holds no checkpoint: this command reads the copies that "
+                "`understudy serve --checkpoints` makes there. Start a server first, or give the state folder of one "
+                "(--state-dir)"
+            )
 
     def _best(self) -> int:
         file = self._state_dir / BEST_FILE
@@ -182,8 +197,8 @@ class CheckpointExporter:
                 if remote.step == step:
                     yield self._fetch(remote, folder / "taken")
                     return
-        is_elsewhere = self._run is None and self._remote is None
-        where = f" in {self._state_dir}, the state folder (--state-dir) of the server" if is_elsewhere else ""
+        self._check_copies()
+        where = f" in {self._state_dir}, the state folder (--state-dir) of the server" if self._is_foreign else ""
         raise VersionNotFoundError(
             f"there is no checkpoint of step {step}{where}; {available_steps(self.steps(), step)}"
         )
