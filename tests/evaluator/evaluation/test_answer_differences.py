@@ -46,7 +46,21 @@ def test_several_labels_flip_where_one_passes_its_threshold_and_numbers_never() 
     assert flips_of(BINARY, floats([0.6]), floats([0.4])) == [True]
 
 
-def flips_of(task: OutputTask, now: Array, before: Array) -> list[bool]:
+@pytest.mark.parametrize("task", [UNKNOWN, None])
+def test_where_neither_loss_nor_metrics_tell_it_the_values_say_whether_an_output_has_labels(
+    task: OutputTask | None,
+) -> None:
+    confident, unsure = floats([0.999, 0.0, 0.001]), floats([0.9, 0.8, 0.1])
+    assert flips_of(task, unsure, confident) == [True]  # the confident answer alone could be one of classes
+    assert flips_of(task, confident, unsure) == [True]
+    assert flips_of(task, floats([0.8, 0.9, 0.1]), unsure) == [False]
+    assert flips_of(task, floats([0.35, 0.4, 0.25]), floats([0.4, 0.35, 0.25])) == [True]  # they add up to 1
+    assert flips_of(task, floats([2.0, 3.0]), floats([3.0, 2.0])) == [True]  # no probabilities
+    missing = floats([np.nan, 0.2, 0.1], [0.8, 0.9, 0.1])
+    assert flips_of(task, missing, missing[:, ::-1]) == [False, True]
+
+
+def flips_of(task: OutputTask | None, now: Array, before: Array) -> list[bool]:
     found = flips(task, now, before)
     assert found is not None
     flipped: list[bool] = found.tolist()

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from understudy.evaluator.evaluation.class_decisions import decided
+from understudy.evaluator.evaluation.class_decisions import decided, task_by_values
 from understudy.evaluator.types import Array, Arrays, OutputTask
 
 _FLOATS: Final = "fV"
@@ -65,10 +65,11 @@ def flips(task: OutputTask | None, now: Array, before: Array) -> Array | None:
     """Return which examples are decided otherwise, bool ``[examples]``; None for an output without decisions.
 
     Args:
-        task: The task of the output; None if it is unknown.
+        task: The task of the output; None if it is not known. The values of both tell an unknown one.
         now: Its values ``[examples, ...]``.
         before: The other version's, of the same shape.
     """
+    task = task_by_values(task, np.concatenate([now, before]))
     first, second = decided(task, now), decided(task, before)
     return None if first is None or second is None else _any(first != second)
 

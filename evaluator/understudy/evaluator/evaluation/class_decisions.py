@@ -13,6 +13,11 @@ from understudy.evaluator.types import Array, Arrays, OutputTask
 
 _TOLERANCE = 1e-6
 
+_ROUNDING = 0.01  # of a sum of probabilities in float16
+
+_UNKNOWN = OutputTask(kind="unknown")
+_LABELS = OutputTask(kind="multilabel", scores="probabilities")
+
 _FLOATS = "fV"
 """The kinds of dtypes of floating-point numbers; bfloat16 and others have none of NumPy's own."""
 
@@ -109,6 +114,8 @@ class LabelNotes:
 def predicted_classes(task: OutputTask, outputs: Array) -> Array | None:
     """Return the predicted class of each example, int64 ``[examples]``; None if there is not one.
 
+    Of an unknown task it is the largest value, whatever `task_by_values` says: two versions must have the same slices.
+
     Args:
         task: The task of the output.
         outputs: Its values for a batch, ``[examples, ...]``: scores of the classes, or of class 1 alone.
@@ -142,17 +149,40 @@ def holds(task: OutputTask, values: Array) -> Array:
     return values > task.threshold
 
 
-def decided(task: OutputTask | None, values: Array) -> Array | None:
+def task_by_values(task: OutputTask | None, values: Array) -> OutputTask:
+    """Return the task of an output, which its values tell where neither its loss nor its metrics do.
+
+    Several probabilities of an example that do not add up to 1 are those of labels, of which each holds or not. One
+    such example is enough; those with values that are not finite tell nothing.
+
+    Args:
+        task: The task; None if it is not known.
+        values: Values of the output, ``[examples, ...]``.
+    """
+    known = task or _UNKNOWN
+    return _LABELS if known.kind == "unknown" and _are_of_labels(values) else known
+
+
+def _are_of_labels(values: Array) -> bool:
+    if values.ndim < 2 or values.shape[-1] < 2 or values.dtype.kind not in _FLOATS:  # noqa: PLR2004 - [examples, labels]
+        return False
+    numbers = values.astype(np.float32)
+    finite = numbers[np.isfinite(numbers).all(axis=-1)]
+    adds_up = np.abs(finite.sum(axis=-1) - 1.0) < _ROUNDING
+    return bool(((finite >= 0.0) & (finite <= 1.0)).all() and not adds_up.all())
+
+
+def decided(task: OutputTask, values: Array) -> Array | None:
     """Return what the values ``[examples, ...]`` of an output decide, without the targets; None for no decision.
 
     Labels that hold are bool, in the shape of the values; classes int64 ``[examples, ...]`` without the last axis. An
-    output of an unknown task with several values along its last axis has classes.
+    output of an unknown task with several values along its last axis has classes; see `task_by_values`.
     """
     if values.dtype.kind not in _FLOATS:
         return None
-    if task is not None and task.kind in {"binary", "multilabel"}:
+    if task.kind in {"binary", "multilabel"}:
         return holds(task, values.astype(np.float32))
-    has_classes = values.ndim > 1 and values.shape[-1] > 1 and (task is None or task.kind != "regression")
+    has_classes = values.ndim > 1 and values.shape[-1] > 1 and task.kind != "regression"
     return np.asarray(values.astype(np.float32).argmax(axis=-1)) if has_classes else None
 
 

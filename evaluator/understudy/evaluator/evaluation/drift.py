@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from understudy.evaluator.evaluation.class_decisions import decided
+from understudy.evaluator.evaluation.class_decisions import decided, task_by_values
 from understudy.evaluator.types import Array, Arrays, OutputTask
 
 Kind = Literal["input", "target", "score", "class"]
@@ -43,10 +43,6 @@ _KLL_K: Final = 1000  # a rank error of 0.4 % at 99 % confidence, in about 40 KB
 _FREQUENT_LG_SIZE: Final = 12  # exact up to 3,072 different strings
 _LONGEST_STRING: Final = 100
 _DIGITS: Final = 6
-_ROUNDING: Final = 0.01  # of a sum of probabilities in float16
-
-_UNKNOWN: Final = OutputTask(kind="unknown")
-_LABELS: Final = OutputTask(kind="multilabel", scores="probabilities")
 
 
 def population_stability(reference: Sequence[float] | Array, shares: Sequence[float] | Array) -> float:
@@ -302,12 +298,10 @@ class DriftSketches:
 
         Args:
             outputs: The outputs.
-            tasks: Their tasks, as far as they are known. Of others, values that are several probabilities of an
-                example, and do not add up to 1, are labels; the first examples decide on that.
+            tasks: Their tasks, as far as they are known; else the first examples decide by `task_by_values`.
         """
         for name in outputs.keys() - self._tasks.keys():
-            known = tasks.get(name, _UNKNOWN)
-            self._tasks[name] = _LABELS if known.kind == "unknown" and _are_of_labels(outputs[name]) else known
+            self._tasks[name] = task_by_values(tasks.get(name), outputs[name])
         classes = {name: decided(self._tasks[name], array) for name, array in outputs.items()}
         self.add("class", {name: _numbers_of(found) for name, found in classes.items() if found is not None})
         self.add("score", outputs)
@@ -359,15 +353,6 @@ class DriftSketches:
         layout = [_Feature(kind=kind, tensor=name, place=place) for place in each]
         self._sketches |= {feature: sketch() for feature in layout}
         return layout
-
-
-def _are_of_labels(values: Array) -> bool:
-    """Return whether values ``[examples, ...]`` are probabilities of which each label has its own."""
-    if values.ndim < 2 or values.shape[-1] < 2 or values.dtype.kind not in "fV":  # noqa: PLR2004 - [examples, labels]
-        return False
-    numbers = values.astype(np.float32)
-    adds_up = np.abs(numbers.sum(axis=-1) - 1.0) < _ROUNDING
-    return bool(((numbers >= 0.0) & (numbers <= 1.0)).all() and not adds_up.all())
 
 
 def _numbers_of(decisions: Array) -> Array:
