@@ -118,8 +118,10 @@ def test_a_feature_that_does_not_fit_is_refused_with_what_there_is(text: str, co
 
 def test_without_predicted_classes_there_is_no_slice_by_them() -> None:
     slicer = Slicer(settings=parse_slices(["predicted"]))
-    with pytest.raises(SliceError, match=r"because no predicted classes are known; there are label, age$"):
-        slicer.values({"y": np.zeros(2)}, {}, {"age": np.zeros(2)})
+    with pytest.raises(
+        SliceError, match=r"because the model scores .*, and its outputs are not kept; there are label, age$"
+    ):
+        slicer.values({"y": np.zeros(2)}, None, {"age": np.zeros(2)})
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_without_predicted_classes_there_is_no_slice_by_them() -> None:
     [
         ("multilabel", "because 'y' has several labels for an example, not one class"),
         ("regression", "because 'y' has numbers, not classes"),
-        ("sparse", "because no predicted classes are known"),
+        ("sparse", "because 'y' has several classes for an example, not one class"),
     ],
 )
 @pytest.mark.parametrize("name", ["predicted", "predicted/y"])

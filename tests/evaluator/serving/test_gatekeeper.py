@@ -213,6 +213,16 @@ def test_killed_before_the_other_dataset_was_scored_it_goes_on_after_the_restart
     assert again.serving_step() == 2
 
 
+@pytest.mark.parametrize("gate", [GATE, ("test/loss not worse by 0.1",)])
+def test_where_there_is_nothing_to_compare_with_missing_resamples_do_not_matter(
+    make_harness: Make, gate: tuple[str, ...]
+) -> None:
+    harness = make_harness(gate=gate)
+    step(harness, 1, 1.0, resampled=False)
+    (*_, accepted) = harness.ledger.page()
+    assert (accepted.outcome, accepted.reason) == (ACCEPTED, "test/loss is 1")
+
+
 def test_what_was_undecided_is_so_only_once_after_a_restart_and_decided_when_it_is_scored_anew(
     make_harness: Make,
 ) -> None:

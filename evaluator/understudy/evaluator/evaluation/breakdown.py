@@ -395,8 +395,10 @@ class Breakdown:
             return
         self._updates.add(batches, parts, draws)
 
-    def _predictions(self, outputs: Arrays) -> dict[str, Array]:
-        """Return the predicted classes of the examples, for the outputs that predict one."""
+    def _predictions(self, outputs: Arrays) -> dict[str, Array] | None:
+        """Return the predicted classes of the examples, for the outputs that predict one; None without outputs."""
+        if not outputs:
+            return None
         found = {name: predicted_classes(self._tasks[name], output) for name, output in outputs.items()}
         return {name: classes for name, classes in found.items() if classes is not None}
 

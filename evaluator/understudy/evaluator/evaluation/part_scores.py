@@ -332,7 +332,8 @@ class PartUpdates:
         self._slice_resamples = resamples
         self.notes: list[str] = []
         if resamples and program.increments is None:
-            self._forget_resamples(program.without_increments)
+            self.forget_resamples()
+            self.notes.append(f"there are no intervals, because {program.without_increments}")
         elif resamples and program.runs_model:
             self._forget_resamples("the model itself would have to run for each of them")
 

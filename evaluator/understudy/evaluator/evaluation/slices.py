@@ -270,12 +270,12 @@ class Slicer:
     _left_out: set[str] = field(default_factory=set)
     _seen: dict[str, set[str]] = field(default_factory=dict)
 
-    def values(self, targets: Arrays, predictions: Arrays, columns: Arrays) -> Values:
+    def values(self, targets: Arrays, predictions: Arrays | None, columns: Arrays) -> Values:
         """Return what the settings slice a batch by.
 
         Args:
             targets: The targets by the names of outputs, ``[examples, ...]``.
-            predictions: The predicted classes by the names of outputs, ``[examples]``.
+            predictions: The predicted classes by the names of outputs, ``[examples]``; None without outputs.
             columns: The inputs and features by name, ``[examples, ...]``.
 
         Raises:
@@ -384,19 +384,20 @@ class QuantileSample:
 
 
 def _values(
-    feature: SliceFeature, targets: Arrays, predictions: Arrays, columns: Arrays, tasks: Mapping[str, OutputTask]
+    feature: SliceFeature, targets: Arrays, predictions: Arrays | None, columns: Arrays, tasks: Mapping[str, OutputTask]
 ) -> Array:
     """Return the values of a feature, ``[examples]``."""
-    source = columns if feature.is_column else predictions if feature.is_prediction else targets
+    classes = predictions or {}
+    source = columns if feature.is_column else classes if feature.is_prediction else targets
     name = feature.name
     if not feature.is_column:
         _, _, output = feature.name.partition("/")
         name = output or (next(iter(source)) if len(source) == 1 else "")
     found = source.get(name)
     if found is None:
-        names, reason = available(targets, predictions, columns), ""
-        if feature.is_prediction and name not in predictions:
-            names = [name for name in names if name != PREDICTED or predictions]
+        names, reason = available(targets, classes, columns), ""
+        if feature.is_prediction and name not in classes:
+            names = [name for name in names if name != PREDICTED or classes]
             reason = _without_class(name, tasks, predictions)
         raise SliceError(f"there is no feature {feature.name!r} to slice by{reason}; there are {', '.join(names)}")
     if feature.is_column and math.prod(found.shape[1:]) == 1:
@@ -413,15 +414,18 @@ def _values(
     return found
 
 
-def _without_class(output: str, tasks: Mapping[str, OutputTask], predictions: Collection[str]) -> str:
+def _without_class(output: str, tasks: Mapping[str, OutputTask], predictions: Collection[str] | None) -> str:
     """Return why an output has no predicted class; empty if that is not known and others have."""
+    if predictions is None:
+        return ", because the model scores each batch whole by itself, and its outputs are not kept"
     output = output or (next(iter(tasks)) if len(tasks) == 1 else "")
-    kind = tasks[output].kind if output in tasks else "unknown"
-    if kind == "multilabel":
-        return f", because {output!r} has several labels for an example, not one class"
+    if output not in tasks:
+        return "" if predictions else ", because no output has one class for an example"
+    kind = tasks[output].kind
     if kind == "regression":
         return f", because {output!r} has numbers, not classes"
-    return "" if predictions else ", because no predicted classes are known"
+    several = "labels" if kind == "multilabel" else "classes"
+    return f", because {output!r} has several {several} for an example, not one class"
 
 
 def number_values(feature: SliceFeature, targets: Arrays, columns: Arrays, tasks: Mapping[str, OutputTask]) -> Array:

@@ -224,8 +224,9 @@ class GateTrial:
         value, lacks = _value(record, condition)
         if lacks:
             return Measured(value=math.nan, lacks=lacks)
-        lacks = _without_resamples(record, condition) if resampled is None else ""
         baseline = self._baseline(condition)
+        is_first = condition.baseline is not None and baseline is None
+        lacks = "" if is_first or resampled is not None else _without_resamples(record, condition)
         if baseline is None:
             return Measured(value=value, resampled=resampled, lacks=lacks)
         held = self.score(baseline, dataset)
