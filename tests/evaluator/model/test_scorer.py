@@ -74,6 +74,10 @@ def test_a_model_that_was_not_compiled_needs_named_metrics(make_slot: Callable[.
     assert score(slot, batch, metrics=(MetricSpec(name="mae"),)).keys() == {"mae"}
 
 
+def unregistered_loss(targets: Any, outputs: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(targets - outputs), axis=-1) / 2
+
+
 @pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
 @pytest.mark.parametrize(
     ("compiled", "named"),
@@ -96,6 +100,20 @@ def test_a_compiled_metric_that_is_none_is_named_and_the_targets_are_not_blamed(
     with pytest.raises(NotEvaluableError, match=f"compiled with {named}"):
         score(slot, batch)
     assert score(slot, batch, metrics=(MetricSpec(name="mae"),)).keys() == {"loss", "mae"}
+
+
+@pytest.mark.parametrize(("loss", "place"), [(unregistered_loss, "loss"), ({"y": unregistered_loss}, r"loss\['y'\]")])
+def test_a_compiled_loss_that_is_not_registered_is_named_and_the_targets_are_not_blamed(
+    make_slot: Callable[..., Slot], loss: Any, place: str
+) -> None:
+    inputs = keras.Input((4,), name="x")
+    model = keras.Model(inputs, layers.Dense(2, name="y")(inputs))
+    model.compile(loss=loss, metrics=["mae"])
+    slot = make_slot(model)
+    batch = Batch(inputs={"x": np.ones((3, 4), np.float32)}, targets={"targets": np.ones((3, 2), np.float32)})
+    for metrics in ((), (MetricSpec(name="mae"),)):
+        with pytest.raises(NotEvaluableError, match=rf"compiled with {place}='unregistered_loss'.*register"):
+            score(slot, batch, metrics=metrics)
 
 
 def test_a_model_that_makes_its_own_loss_needs_no_targets(make_slot: Callable[..., Slot]) -> None:

@@ -166,8 +166,8 @@ class Compilation:
             self._model.optimizer = None
 
     @contextmanager
-    def naming_the_metric(self, metrics: Sequence[MetricSpec]) -> Iterator[None]:
-        """Raise NotEvaluableError for an error that a compiled metric causes, instead of Keras's about the whole.
+    def naming_the_part(self, metrics: Sequence[MetricSpec]) -> Iterator[None]:
+        """Raise NotEvaluableError for an error that a compiled loss or metric causes, not Keras's about the whole.
 
         Args:
             metrics: The caller's metrics; with any, the compiled ones are not used.
@@ -175,8 +175,10 @@ class Compilation:
         try:
             yield
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            if not metrics and not self._custom_compile:
-                _check_compiled(self._config)
+            if not self._custom_compile:
+                _check_compiled_loss(self._config)
+                if not metrics:
+                    _check_compiled_metrics(self._config)
             raise
 
     def compile_for_examples(self, *, adds_losses: bool) -> None:
@@ -220,7 +222,20 @@ class Compilation:
         return bool(self._config) and (adds_losses or regularized or self._config.get("loss") is not None)
 
 
-def _check_compiled(config: Mapping[str, Any]) -> None:
+def _check_compiled_loss(config: Mapping[str, Any]) -> None:
+    """Raise NotEvaluableError if Keras cannot make a loss of what the model was compiled with."""
+    for place, given in _serialized(config.get("loss"), "loss"):
+        try:
+            keras.losses.get(keras.saving.deserialize_keras_object(given) if isinstance(given, dict) else given)
+        except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+            raise NotEvaluableError(
+                f"the model was compiled with {place}={_shown(given)}, of which Keras makes no loss "
+                f"({first_line(error)}); give `compile` a loss of keras.losses, or one that the experiment registers "
+                "with keras.saving.register_keras_serializable"
+            ) from error
+
+
+def _check_compiled_metrics(config: Mapping[str, Any]) -> None:
     """Raise NotEvaluableError if Keras cannot make a metric of what the model was compiled with."""
     for argument in _METRICS:
         for place, given in _serialized(config.get(argument), argument):
@@ -240,7 +255,7 @@ def _check_compiled(config: Mapping[str, Any]) -> None:
 
 
 def _serialized(given: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield each metric of a compile argument, as it was saved, and its place; None means no metric."""
+    """Yield each loss or metric of a compile argument, as it was saved, and its place; None means none."""
     if isinstance(given, dict) and "class_name" not in given:
         for name, inner in given.items():
             yield from _serialized(inner, f"{place}[{name!r}]")

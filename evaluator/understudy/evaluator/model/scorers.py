@@ -128,7 +128,7 @@ class Scorers:
         options = self._compilation.options(metrics, calls_model=whole, adds_losses=self._pass.adds_losses)
 
         def build(data: ScoringData) -> ScoringProgram:
-            with self._building, self._compilation.naming_the_metric(metrics):
+            with self._building, self._compilation.naming_the_part(metrics):
                 self._compilation.compile(metrics)
                 program = ScoringProgram(
                     self._model,
