@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
 from testkit.command_results import lines_of_json, refusal, saved
-from testkit.peer_server import STEP, Script
-from understudy.v1 import evaluation_pb2
+from testkit.peer_server import STEP, Failure, Script
+from understudy.v1 import evaluation_pb2, model_pb2, tensor_pb2
 
 from .conftest import Run
 
@@ -78,6 +79,16 @@ def test_evaluate_scores_a_file(run: Run, script: Script, tmp_path: Path) -> Non
     assert (result["metrics"], result["examples"], result["batches"]) == ({"loss": 1.0}, 10, 1)
     metrics = next(each for each in script.requests if isinstance(each, evaluation_pb2.EvaluateRequest)).options.metrics
     assert [(metric.name, metric.config_json) for metric in metrics] == [("accuracy", ""), ("AUC", '{"curve": "PR"}')]
+
+
+def test_a_version_that_is_not_loaded_is_scored_while_none_is_serving(run: Run, script: Script, tmp_path: Path) -> None:
+    script.failures.append(Failure(code=grpc.StatusCode.NOT_FOUND))
+
+    (result,) = lines_of_json(run("evaluate", saved(tmp_path, x=X, y=2 * X + 1), "--json", "--version", "40"))
+
+    assert result["metrics"] == {"loss": 1.0}
+    asked = [each for each in script.requests if isinstance(each, model_pb2.GetModelMetadataRequest)]
+    assert [each.version.label for each in asked] == [0, tensor_pb2.VERSION_LABEL_LATEST]  # needs no serving version
 
 
 def test_evaluate_names_the_targets_that_a_file_lacks(run: Run, tmp_path: Path) -> None:

@@ -128,13 +128,13 @@ def connected(settings: ConnectionSettings) -> Iterator[Client]:
 
 
 def metadata_of(client: Client, *versions: Version | None) -> ModelMetadata:
-    """Return the metadata of the first of these versions that is loaded, else of the serving one.
+    """Return the metadata of the first of these versions that is loaded, else of the newest or the serving one.
 
-    Versions that are not loaded yet most likely take the same arrays.
+    Versions that are not loaded yet most likely take the same arrays. A gate may hold back all that are loaded.
     """
     from understudy.clients import NotFoundError
 
-    for version in versions:
+    for version in (*versions, "latest"):
         with suppress(NotFoundError):
             return client.metadata(version=version)
     return client.metadata()
