@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,16 @@ from understudy.checkpoints import CheckpointPublisher, FolderSource, Manifest, 
 
 Publish = Callable[..., Manifest]
 WriteKeras = Callable[..., Path]
+
+
+def staged(tmp_path: Path) -> list[Path]:
+    """Return the copies of checkpoints in the staging folder."""
+    return [path for path in (tmp_path / "staging").iterdir() if path.name != "steps.json"]
+
+
+def set_modified(path: Path, seconds: float) -> None:
+    """Set when a file was modified, in seconds since the Unix epoch."""
+    os.utime(path, (seconds, seconds))
 
 
 @pytest.fixture

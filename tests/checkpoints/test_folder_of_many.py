@@ -9,35 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from testkit.polling import polled
+from testkit.polling import poll_all, polled, steps_of
 from understudy.checkpoints import (
-    Checkpoint,
     CheckpointGoneError,
     DamagedCheckpointError,
     FolderSource,
 )
 from understudy.checkpoints.foreign import ForeignFiles, WholeCopy
 
-from .conftest import WriteKeras
-
-
-def _steps(source: FolderSource) -> list[int]:
-    return [checkpoint.step for checkpoint in polled(source)]
-
-
-def _staged(tmp_path: Path) -> list[Path]:
-    return [path for path in (tmp_path / "staging").iterdir() if path.name != "steps.json"]
-
-
-def _set_modified(path: Path, seconds: float) -> None:
-    os.utime(path, (seconds, seconds))
-
-
-def poll_all(source: FolderSource) -> list[Checkpoint]:
-    found = list(polled(source))
-    while not source.is_complete:
-        found = list(polled(source))
-    return found
+from .conftest import WriteKeras, set_modified, staged
 
 
 @pytest.fixture
@@ -98,7 +78,7 @@ def write_unnumbered(
     """Write 20 files, each later than the one before by its time, but not by its name."""
     for place in range(20):
         path = write_keras(folder / name(place), weight=place, iterations=100 + place if iterations else None)
-        _set_modified(path, 1000 + place)
+        set_modified(path, 1000 + place)
 
 
 def unnumbered(place: int) -> str:
@@ -123,7 +103,7 @@ def test_of_many_files_without_numbers_the_newest_is_read_first_and_steps_follow
     assert len({checkpoint.step for checkpoint in found}) == 20
     assert len(copies) == 20
 
-    _set_modified(write_keras(folder / "z.keras", weight=99), 900)  # by its time the oldest
+    set_modified(write_keras(folder / "z.keras", weight=99), 900)  # by its time the oldest
     assert max(polled(source), key=lambda checkpoint: checkpoint.step).created_at == 900.0
 
 
@@ -177,7 +157,7 @@ def test_a_file_whose_step_would_be_out_of_range_is_refused_by_name_and_the_othe
     assert 0 <= refused.step < 2**63
     with pytest.raises(DamagedCheckpointError, match=told):
         refused.fetch(tmp_path / "pinned")
-    assert [path.name for path in _staged(tmp_path)] == [
+    assert [path.name for path in staged(tmp_path)] == [
         checkpoint.digest for checkpoint in polled(source) if checkpoint.step == 5
     ]
 
@@ -187,12 +167,12 @@ def test_a_hash_or_a_count_of_its_own_is_no_step_out_of_range(
 ) -> None:
     write_keras(folder / f"a{2**64}b.keras", weight=1)
     write_keras(folder / f"model-{2**63}.keras", weight=2, iterations=20)
-    assert [step for step in _steps(source) if step != 20] in ([1], [21])
+    assert [step for step in steps_of(source) if step != 20] in ([1], [21])
 
 
 def test_after_the_highest_step_the_counter_takes_free_ones_below(
     folder: Path, source: FolderSource, write_keras: WriteKeras
 ) -> None:
-    _set_modified(write_keras(folder / "a.keras", weight=1, iterations=2**63 - 1), 1000)
+    set_modified(write_keras(folder / "a.keras", weight=1, iterations=2**63 - 1), 1000)
     write_keras(folder / "b.keras", weight=2)
-    assert _steps(source) == [2**63 - 2, 2**63 - 1]
+    assert steps_of(source) == [2**63 - 2, 2**63 - 1]

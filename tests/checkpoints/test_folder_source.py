@@ -10,7 +10,7 @@ from typing import IO, BinaryIO
 
 import pytest
 
-from testkit.polling import polled
+from testkit.polling import poll_all, polled, steps_of
 from understudy.checkpoints import (
     Checkpoint,
     CheckpointGoneError,
@@ -22,19 +22,7 @@ from understudy.checkpoints import (
 )
 from understudy.checkpoints.fs import open_within
 
-from .conftest import Clock, WriteKeras
-
-
-def _steps(source: FolderSource) -> list[int]:
-    return [checkpoint.step for checkpoint in polled(source)]
-
-
-def _staged(tmp_path: Path) -> list[Path]:
-    return [path for path in (tmp_path / "staging").iterdir() if path.name != "steps.json"]
-
-
-def _set_modified(path: Path, seconds: float) -> None:
-    os.utime(path, (seconds, seconds))
+from .conftest import Clock, WriteKeras, set_modified, staged
 
 
 def test_a_folder_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
@@ -51,12 +39,12 @@ def test_checkpoints_come_in_step_order(folder: Path, source: FolderSource, writ
     write_keras(folder / "best.keras", weight=1, iterations=300)
     write_keras(folder / "last.keras", weight=2, iterations=100)
     write_keras(folder / "epoch-07.keras", weight=3)
-    assert _steps(source) == [7, 100, 300]
+    assert steps_of(source) == [7, 100, 300]
 
 
 def test_a_counter_follows_the_order_of_writing(folder: Path, source: FolderSource, write_keras: WriteKeras) -> None:
-    _set_modified(write_keras(folder / "early.keras", weight=1), 2000)
-    _set_modified(write_keras(folder / "but_earlier.keras", weight=2), 1000)
+    set_modified(write_keras(folder / "early.keras", weight=1), 2000)
+    set_modified(write_keras(folder / "but_earlier.keras", weight=2), 1000)
     assert [checkpoint.created_at for checkpoint in polled(source)] == [1000.0, 2000.0]
 
 
@@ -75,7 +63,7 @@ def test_a_taken_checkpoint_is_private_and_describes_itself(
     assert (local.step, local.digest, checkpoint.manifest) == (5, checkpoint.digest, None)
     assert open_local_checkpoint(local.directory) == local
     assert checkpoint.fetch(tmp_path / "pinned" / "5") == local
-    assert _staged(tmp_path) == []
+    assert staged(tmp_path) == []
 
 
 def test_the_writers_file_is_copied_not_linked(
@@ -114,7 +102,7 @@ def test_a_version_can_be_fetched_until_its_successor_is_found(
     (old,) = polled(source)
     write_keras(path, weight=2, iterations=20)
     assert old.fetch(tmp_path / "pinned" / "10").step == 10
-    assert _steps(source) == [20]
+    assert steps_of(source) == [20]
     with pytest.raises(CheckpointGoneError, match="overwritten or deleted before step 10"):
         old.fetch(tmp_path / "pinned" / "again")
     assert not (tmp_path / "pinned" / "again").exists()
@@ -138,7 +126,7 @@ def test_a_deleted_file_is_gone(folder: Path, tmp_path: Path, source: FolderSour
     (checkpoint,) = polled(source)
     path.unlink()
     assert polled(source) == []
-    assert _staged(tmp_path) == []
+    assert staged(tmp_path) == []
     with pytest.raises(CheckpointGoneError):
         checkpoint.fetch(tmp_path / "pinned" / "10")
 
@@ -150,17 +138,17 @@ def test_the_same_model_in_two_files_is_one_checkpoint(
 ) -> None:
     write_keras(folder / "best.keras", iterations=10, date="Monday")
     write_keras(folder / "epoch-01.keras", iterations=10, date="Tuesday")
-    assert _steps(source) == [10]
+    assert steps_of(source) == [10]
 
 
 def test_steps_are_the_same_after_a_restart(folder: Path, tmp_path: Path, write_keras: WriteKeras) -> None:
     path = write_keras(folder / "model.keras", weight=1)
     source = FolderSource(folder, tmp_path / "staging")
-    assert _steps(source) == [1]
+    assert steps_of(source) == [1]
     write_keras(path, weight=2)
-    assert _steps(source) == [2]
+    assert steps_of(source) == [2]
     restarted = FolderSource(folder, tmp_path / "staging")
-    assert _steps(restarted) == [2]
+    assert steps_of(restarted) == [2]
 
 
 def test_copies_of_an_earlier_process_are_deleted_at_the_first_poll_and_not_before(
@@ -176,7 +164,7 @@ def test_copies_of_an_earlier_process_are_deleted_at_the_first_poll_and_not_befo
     source.poll()
     path.unlink()
     other.poll()
-    assert _staged(tmp_path) == []
+    assert staged(tmp_path) == []
 
 
 def test_only_a_few_copies_are_kept_and_the_others_made_again(
@@ -186,9 +174,9 @@ def test_only_a_few_copies_are_kept_and_the_others_made_again(
     write_keras: WriteKeras,
 ) -> None:
     for step in range(1, 11):
-        _set_modified(write_keras(folder / f"{step}.keras", weight=step, iterations=step), step)
+        set_modified(write_keras(folder / f"{step}.keras", weight=step, iterations=step), step)
     found = poll_all(source)
-    assert len(_staged(tmp_path)) == 4
+    assert len(staged(tmp_path)) == 4
     assert [checkpoint.fetch(tmp_path / "pinned" / str(checkpoint.step)).step for checkpoint in found] == [
         *range(1, 11)
     ]
@@ -218,9 +206,9 @@ def test_a_file_that_is_being_written_appears_once_it_is_whole(
         path.write_bytes(content[:length])
         clock.now += 4
         assert polled(source) == []
-    assert _staged(tmp_path) == []
+    assert staged(tmp_path) == []
     path.write_bytes(content)
-    assert _steps(source) == [10]
+    assert steps_of(source) == [10]
 
 
 def test_a_file_that_stays_torn_is_reported_as_damaged(
@@ -241,7 +229,7 @@ def test_a_file_that_stays_torn_is_reported_as_damaged(
         damaged.fetch(tmp_path / "pinned" / "3")
     assert list(polled(source)) == [damaged]
     path.write_bytes(content)
-    assert _steps(source) == [10]
+    assert steps_of(source) == [10]
 
 
 def test_a_full_disk_under_the_copies_leaves_none_and_heals(
@@ -260,11 +248,11 @@ def test_a_full_disk_under_the_copies_leaves_none_and_heals(
     write_keras(folder / "model.keras", iterations=10)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", fail)
-        assert _steps(source) == []
-    assert _staged(tmp_path) == []
-    assert _steps(source) == []  # Not at once: a copy that fails late is dear.
+        assert steps_of(source) == []
+    assert staged(tmp_path) == []
+    assert steps_of(source) == []  # Not at once: a copy that fails late is dear.
     clock.now += 1
-    assert _steps(source) == [10]
+    assert steps_of(source) == [10]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM])
@@ -287,9 +275,9 @@ def test_a_file_that_this_machine_cannot_read_now_delays_no_other(
     with monkeypatch.context() as patch:
         patch.setattr(stable_copy, "open_within", open_unless_bad)
         for _ in range(4):
-            assert _steps(source) == [10]
+            assert steps_of(source) == [10]
             clock.now += 60
-    assert _steps(source) == [10, 20]
+    assert steps_of(source) == [10, 20]
 
 
 def test_other_files_are_not_looked_at(folder: Path, source: FolderSource, write_keras: WriteKeras) -> None:
@@ -297,7 +285,7 @@ def test_other_files_are_not_looked_at(folder: Path, source: FolderSource, write
     (folder / ".hidden.keras").touch()
     (folder / "folder.keras").mkdir()
     (folder / "notes.txt").touch()
-    assert _steps(source) == [10]
+    assert steps_of(source) == [10]
 
 
 @pytest.mark.parametrize(
@@ -325,10 +313,3 @@ def test_variables_without_their_model_are_refused_until_somebody_builds_it(
         source.check()
     with pytest.raises(UnsupportedFormatError):
         source.poll()
-
-
-def poll_all(source: FolderSource) -> list[Checkpoint]:
-    found = list(polled(source))
-    while not source.is_complete:
-        found = list(polled(source))
-    return found

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from testkit.buckets import BucketServer, GcsServer, bucket_server, gcs_server
-from testkit.polling import polled
+from testkit.polling import polled, steps_of
 from testkit.small_disk import fill, mounted
 from understudy.checkpoints import DamagedCheckpointError, FolderSource, UnsupportedLocationError
 from understudy.checkpoints.checkpoint_errors import RemoteStorageError, StorageRefusalError
@@ -76,14 +76,10 @@ def _upload(path: Path, url: str) -> None:
             tf.io.gfile.copy(str(file), target, overwrite=True)
 
 
-def _steps(source: RemoteFolderSource) -> list[int]:
-    return [checkpoint.step for checkpoint in polled(source)]
-
-
 def test_checkpoints_elsewhere_are_fetched_and_taken(
     place: Place, source: RemoteFolderSource, tmp_path: Path, write_keras: WriteKeras
 ) -> None:
-    assert _steps(source) == []
+    assert steps_of(source) == []
     file = write_keras(tmp_path / "a.keras", iterations=7)
     place.upload(file, f"{place.url}/a.keras")
     place.upload(file, f"{place.url}/train.log")
@@ -98,11 +94,11 @@ def test_what_is_overwritten_or_deleted_there_is_so_here(
     place: Place, source: RemoteFolderSource, tmp_path: Path, write_keras: WriteKeras
 ) -> None:
     place.upload(write_keras(tmp_path / "a.keras", iterations=7), f"{place.url}/a.keras")
-    assert _steps(source) == [7]
+    assert steps_of(source) == [7]
     place.upload(write_keras(tmp_path / "a.keras", iterations=8, weight=2), f"{place.url}/a.keras")
-    assert _steps(source) == [8]
+    assert steps_of(source) == [8]
     place.remove(f"{place.url}/a.keras")
-    assert _steps(source) == []
+    assert steps_of(source) == []
 
 
 def test_saved_models_elsewhere_come_as_whole_folders(place: Place, source: RemoteFolderSource, tmp_path: Path) -> None:
@@ -112,7 +108,7 @@ def test_saved_models_elsewhere_come_as_whole_folders(place: Place, source: Remo
         module.weight.assign(step)
         tf.saved_model.save(module, tmp_path / str(step))
         place.upload(tmp_path / str(step), f"{place.url}/{step}")
-    assert _steps(source) == [3, 4]
+    assert steps_of(source) == [3, 4]
     for file in (tmp_path / "3").rglob("*"):
         if file.is_file():
             place.remove(f"{place.url}/{file.relative_to(tmp_path)}")
@@ -144,8 +140,8 @@ def test_a_fetch_for_which_there_is_no_room_fails_instead_of_being_shorter(place
 
 def test_a_copy_that_is_there_is_not_fetched_again(place: Place, tmp_path: Path, write_keras: WriteKeras) -> None:
     place.upload(write_keras(tmp_path / "a.keras", iterations=7), f"{place.url}/a.keras")
-    assert _steps(_source(place.url, tmp_path)) == [7]
-    assert _steps(_source_of(_NoCopies(open_remote(place.url)), tmp_path)) == [7]
+    assert steps_of(_source(place.url, tmp_path)) == [7]
+    assert steps_of(_source_of(_NoCopies(open_remote(place.url)), tmp_path)) == [7]
 
 
 def test_a_scheme_that_tensorflow_lacks_is_refused_with_the_alternative(tmp_path: Path) -> None:
@@ -191,7 +187,7 @@ def test_keys_that_lead_out_of_the_folder_are_never_written(
     for name in ("../out.keras", "x/../../out.keras", "b.keras/c"):
         s3.upload(file, f"{bucket}/models/{name}")
     s3.upload(file, f"{bucket}/models/a.keras")
-    assert _steps(_source(f"{bucket}/models", tmp_path)) == [7]
+    assert steps_of(_source(f"{bucket}/models", tmp_path)) == [7]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.keras", "mirror", "staging"]
 
 
@@ -247,7 +243,7 @@ def test_a_store_that_is_gone_says_nothing_about_checkpoints(
     with pytest.raises(RemoteStorageError, match="SlowDown"):
         source.poll()
     monkeypatch.setattr(s3, "refuse", lambda _: None)
-    assert _steps(_source(url, tmp_path)) == [7]
+    assert steps_of(_source(url, tmp_path)) == [7]
 
 
 @pytest.mark.parametrize(

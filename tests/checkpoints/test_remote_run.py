@@ -11,7 +11,7 @@ import pytest
 
 from testkit.buckets import BucketServer, GcsServer, StoreServer, bucket_server, gcs_server
 from testkit.in_process import until
-from testkit.polling import polled
+from testkit.polling import polled, steps_of
 from understudy.checkpoints import (
     AlreadyPublishedError,
     CheckpointGoneError,
@@ -96,19 +96,15 @@ def _keys(step: int, *, files: tuple[str, ...] = FILES) -> list[str]:
     return [f"checkpoints/{step:012d}/{file}" for file in files]
 
 
-def _steps(source: RemoteRunSource) -> list[int]:
-    return [checkpoint.step for checkpoint in polled(source)]
-
-
 def test_a_published_checkpoint_is_fetched_elsewhere_as_it_was_committed(
     place: Place, run: RunDir, publish: Publish, source: RemoteRunSource, tmp_path: Path
 ) -> None:
-    assert _steps(source) == []
+    assert steps_of(source) == []
     manifest = publish(3)
     publish(4, final=True)
     _publish_all(run, place.url)
     assert place.server.names(place.url) == sorted([*_keys(3), *_keys(4), OWNER_FILE])
-    until(lambda: _steps(source) == [3, 4])
+    until(lambda: steps_of(source) == [3, 4])
     first, second = polled(source)
     assert (first.digest, first.final, second.final, first.copies) == (manifest.digest, False, True, True)
     taken = first.fetch(tmp_path / "taken")
@@ -156,13 +152,13 @@ def test_what_has_no_manifest_is_never_taken_and_the_next_publisher_goes_on(
     with pytest.raises(RemoteStorageError, match=r"SlowDown|503"):
         _publish_all(run, place.url)
     assert place.server.names(place.url) == sorted([*_keys(3, files=FILES[1:]), OWNER_FILE])
-    assert _steps(source) == []
+    assert steps_of(source) == []
     place.server.refuse = lambda _: None
     place.server.requests.clear()
     _publish_all(run, place.url)
     written = [path.rpartition("/")[2] for method, path in place.server.requests if method == "PUT"]
     assert written == [OWNER_FILE, "manifest.json"]
-    until(lambda: _steps(source) == [3])
+    until(lambda: steps_of(source) == [3])
 
 
 def test_only_one_of_two_publishers_commits_a_step(
@@ -241,7 +237,7 @@ def test_damage_is_told_and_what_is_replaced_meanwhile_is_gone(
 ) -> None:
     publish(3)
     _publish_all(run, place.url)
-    until(lambda: _steps(source) == [3])
+    until(lambda: steps_of(source) == [3])
     (checkpoint,) = polled(source)
     model = f"{place.url}/checkpoints/{3:012d}/model.keras"
     whole = place.server.read(model)
@@ -258,7 +254,7 @@ def test_damage_is_told_and_what_is_replaced_meanwhile_is_gone(
     with pytest.raises(CheckpointGoneError, match="deleted or replaced"):
         checkpoint.fetch(tmp_path / "taken")
     assert not (tmp_path / "taken").exists()
-    until(lambda: _steps(source) == [])
+    until(lambda: steps_of(source) == [])
 
 
 def test_a_store_that_is_gone_is_no_damage_and_what_is_known_stays(
@@ -266,7 +262,7 @@ def test_a_store_that_is_gone_is_no_damage_and_what_is_known_stays(
 ) -> None:
     publish(3)
     _publish_all(run, place.url)
-    until(lambda: _steps(source) == [3])
+    until(lambda: steps_of(source) == [3])
     (checkpoint,) = polled(source)
     place.server.stop()
     try:
@@ -293,16 +289,16 @@ def test_publishing_goes_on_while_training_runs_and_ends_with_it(
         following.start()
         with TrainingJournal(run) as journal:
             publish(3)
-            until(lambda: _steps(source) == [3])
+            until(lambda: steps_of(source) == [3])
             place.server.stop()
             publish(4)
             place.server.start()
-            until(lambda: _steps(source) == [3, 4])
+            until(lambda: steps_of(source) == [3, 4])
             publish(5, final=True)
             journal.record_step(5)
         following.join(30)
         assert not following.is_alive()
-    until(lambda: _steps(source) == [3, 4, 5] and _state(tmp_path / "mirror") == ("finished", 5))
+    until(lambda: steps_of(source) == [3, 4, 5] and _state(tmp_path / "mirror") == ("finished", 5))
 
 
 def test_asked_to_end_it_publishes_what_is_committed(place: Place, run: RunDir, publish: Publish) -> None:
@@ -312,7 +308,7 @@ def test_asked_to_end_it_publishes_what_is_committed(place: Place, run: RunDir, 
     with _publisher(run, place.url) as publisher:
         publisher.claim()
         publisher.follow(stopped)
-    assert _steps(_source(place.url, run.root / "mirror")) == [3]
+    assert steps_of(_source(place.url, run.root / "mirror")) == [3]
 
 
 def test_signatures_are_published_and_required(place: Place, run: RunDir, tmp_path: Path) -> None:
@@ -337,10 +333,10 @@ def test_many_manifests_are_mirrored_in_parts_newest_first(
     _publish_all(run, place.url)
     monkeypatch.setattr("understudy.checkpoints.remote.run_source._READ_AT_FIRST", 2)
     monkeypatch.setattr("understudy.checkpoints.remote.run_source._READING_SECONDS", 0.0)
-    assert _steps(source) == [4, 5]
+    assert steps_of(source) == [4, 5]
     assert not source.is_complete
     assert [checkpoint.step for checkpoint in polled(source, wanted=[1])] == [1, 3, 4, 5]
-    assert _steps(source) == [1, 2, 3, 4, 5]
+    assert steps_of(source) == [1, 2, 3, 4, 5]
     assert source.is_complete
 
 
@@ -348,7 +344,7 @@ def test_a_manifest_too_large_is_ignored_by_name(
     place: Place, source: RemoteRunSource, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.server.put(f"{place.url}/checkpoints/{3:012d}/manifest.json", bytes(2**24 + 1))
-    assert _steps(source) == []
+    assert steps_of(source) == []
     assert "manifest.json is ignored: it has more than" in caplog.text
 
 
@@ -390,7 +386,7 @@ def test_an_object_that_google_cloud_sends_damaged_is_no_damaged_checkpoint(
     publish(3)
     _publish_all(run, gs_place.url)
     source = _source(gs_place.url, tmp_path / "mirror")
-    until(lambda: _steps(source) == [3])
+    until(lambda: steps_of(source) == [3])
     (checkpoint,) = polled(source)
     gs.digest = "crc32c=AAAAAA==,md5=AAAAAAAAAAAAAAAAAAAAAA=="
     with pytest.raises(RemoteStorageError, match=r"[Cc]hecksum"):

@@ -86,6 +86,10 @@ class ScriptedEvaluator:
     def as_evaluator(self) -> Evaluator:
         return cast("Evaluator", self)
 
+    @property
+    def as_model(self) -> ServedModel:
+        return ServedModel(name="model", evaluator=self.as_evaluator)
+
     def predict_for(self, token: asyncio.Future[Prediction], sink: Any, inputs: Any, **asked: Any) -> None:
         del sink, asked["caller"], asked["dispatch"]
         self.asked = {"inputs": inputs, **asked}
@@ -121,7 +125,7 @@ class ScriptedEvaluator:
 def inference_handler(evaluator: ScriptedEvaluator, readiness: Readiness, executor: Executor) -> InferenceHandler:
     """Return the Open Inference Protocol's handler over the evaluator, for streams of two requests."""
     return InferenceHandler(
-        ServedModel(name="model", evaluator=evaluator.as_evaluator),
+        evaluator.as_model,
         Predictor(evaluator.as_evaluator),
         settings=EvaluatorSettings(state_dir=Path()),
         statistics=InferenceStatistics(),

@@ -25,7 +25,6 @@ from understudy.service.handlers.compare_stream import Spools
 from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits
 from understudy.service.handlers.evaluation_handler import MAX_COMPARISONS, MAX_EVALUATIONS, EvaluationHandler
 from understudy.service.readiness import Notifier, Readiness
-from understudy.service.served_model import ServedModel
 from understudy.v1 import evaluation_pb2
 from understudy.wire import encode
 
@@ -34,15 +33,6 @@ LIMITS = StreamLimits(idle_seconds=1.0, total_seconds=60.0)
 RECORD = EvaluationRecord(
     sequence=1, step=10, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, metrics={"loss": 0.1}
 )
-
-
-@pytest.fixture
-async def evaluator() -> ScriptedEvaluator:
-    return ScriptedEvaluator()
-
-
-def model(evaluator: ScriptedEvaluator) -> ServedModel:
-    return ServedModel(name="model", evaluator=evaluator.as_evaluator)
 
 
 @pytest.fixture
@@ -66,7 +56,7 @@ async def evaluation(
     evaluator: ScriptedEvaluator, executor: ThreadPoolExecutor, recorded: Notifier, readiness: Readiness
 ) -> EvaluationHandler:
     return EvaluationHandler(
-        model(evaluator),
+        evaluator.as_model,
         recorded=recorded,
         readiness=readiness,
         executor=executor,

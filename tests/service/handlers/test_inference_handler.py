@@ -34,11 +34,6 @@ FULL = b"\0\0\x80?\0\0\0@"
 
 
 @pytest.fixture
-async def evaluator() -> ScriptedEvaluator:
-    return ScriptedEvaluator()
-
-
-@pytest.fixture
 async def handler(evaluator: ScriptedEvaluator, executor: ThreadPoolExecutor, codecs: Codecs) -> MessagesToInfer:
     handler = inference_handler(evaluator, Readiness(), executor)
     return MessagesToInfer(handler, codecs)

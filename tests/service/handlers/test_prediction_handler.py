@@ -23,7 +23,6 @@ from understudy.service.calls.parsing import varint_bytes
 from understudy.service.calls.status import Code
 from understudy.service.handlers.predict_codec import PredictCodec
 from understudy.service.handlers.prediction_handler import PredictionHandler, Predictor
-from understudy.service.served_model import ServedModel
 from understudy.service.services import Codecs
 from understudy.v1 import prediction_pb2
 from understudy.wire import encode, encode_all
@@ -33,24 +32,15 @@ STREAM_DEPTH = 3
 
 
 @pytest.fixture
-async def evaluator() -> ScriptedEvaluator:
-    return ScriptedEvaluator()
-
-
-def model(evaluator: ScriptedEvaluator) -> ServedModel:
-    return ServedModel(name="model", evaluator=evaluator.as_evaluator)
-
-
-@pytest.fixture
 async def handlers(evaluator: ScriptedEvaluator, codecs: Codecs) -> MessagesToPredict:
-    handler = PredictionHandler(model(evaluator), Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
+    handler = PredictionHandler(evaluator.as_model, Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
     return MessagesToPredict(handler, codecs)
 
 
 async def test_a_request_that_waits_keeps_neither_its_message_nor_the_bytes_around_its_tensors(
     evaluator: ScriptedEvaluator,
 ) -> None:
-    handler = PredictionHandler(model(evaluator), Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
+    handler = PredictionHandler(evaluator.as_model, Predictor(evaluator.as_evaluator), stream_depth=STREAM_DEPTH)
     message = prediction_pb2.PredictRequest(inputs=encode_all({"x": np.ones((1, 1 << 17), np.float32)}))
     unknown = b"\xfa\xff\x01" + varint_bytes(8 << 20) + bytes(8 << 20)
     data = message.SerializeToString() + unknown

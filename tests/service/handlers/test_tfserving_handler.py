@@ -23,7 +23,6 @@ from understudy.service.calls.methods import CallContext
 from understudy.service.handlers.inference import MAX_KEPT
 from understudy.service.handlers.prediction_handler import Predictor
 from understudy.service.handlers.tfserving_handler import TfServingHandler
-from understudy.service.served_model import ServedModel
 from understudy.wire import WireError
 
 FOREVER = CallContext(deadline=None)
@@ -37,15 +36,9 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-async def evaluator() -> ScriptedEvaluator:
-    return ScriptedEvaluator()
-
-
-@pytest.fixture
 async def handlers(evaluator: ScriptedEvaluator, executor: ThreadPoolExecutor) -> TfServingHandler:
-    model = ServedModel(name="model", evaluator=evaluator.as_evaluator)
     predictor = Predictor(evaluator.as_evaluator)
-    return TfServingHandler(model, predictor, max_tensor_bytes=MAX_BYTES, executor=executor)
+    return TfServingHandler(evaluator.as_model, predictor, max_tensor_bytes=MAX_BYTES, executor=executor)
 
 
 def filled(inputs: int, *, elements: int) -> predict_pb2.PredictRequest:
