@@ -90,6 +90,10 @@ def _of_each_batch() -> Iterator[Goal]:
     ):
         for model, batch in itertools.product(models, (32, 256)):
             yield Goal(f"{model}, batch {batch}: {text}", wanted, result, ratio, (model, batch))
+    for model, server in itertools.product(("mlp", "conv"), (FAST, DEFAULT)):
+        text = f"{model}, batch 32: CPU time of an example, {server} at best ÷ function in process"
+        of = (model, 32, "cpu_seconds_per_1000", (server,))
+        yield Goal(text, 1.3, "closed_loop", ratios.served_against_function, of, at_most=True)
 
 
 def _under_stress() -> Iterator[Goal]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,11 +29,10 @@ def _cell(rows: Rows, model: str, batch: int, connections: int) -> dict[str, dic
     }
 
 
-def _best(cell: Mapping[str, dict[str, Any]], names: Sequence[str], column: str, *, least: bool) -> list[float] | None:
-    """Return the values of the entrant with the best median."""
-    found = [cell[name][column] for name in names if name in cell]
-    choose = min if least else max
-    return choose(found, key=lambda values: Spread.of(values).median) if found else None
+def _best(lists: Sequence[list[float]], column: str) -> list[float] | None:
+    """Return the values with the best median: the highest rates, or the least of another column."""
+    choose = max if column == RATE else min
+    return choose(lists, key=lambda values: Spread.of(values).median, default=None)
 
 
 def against(
@@ -41,7 +40,7 @@ def against(
 ) -> Spread | None:
     """Compare one with the best of others in one cell of the MLP: by rate, or by a column where less is better."""
     cell = _cell(rows, "mlp", *batch_and_connections)
-    best = _best(cell, others, column, least=column != RATE)
+    best = _best([cell[other][column] for other in others if other in cell], column)
     return spread_of_ratios(cell[name][column], best) if best and name in cell else None
 
 
@@ -56,7 +55,7 @@ def over_cells(
     found = []
     for model, batch, count in sorted(cells):
         cell = _cell(rows, model, batch, count)
-        best = _best(cell, others, RATE, least=False)
+        best = _best([cell[other][RATE] for other in others if other in cell], RATE)
         if best and name in cell:
             found.append(Spread.of(cell[name][RATE]).median / Spread.of(best).median)
     return replace(Spread.of(found), median=reached(found)) if found else None
@@ -64,28 +63,24 @@ def over_cells(
 
 def stream_against_unary(rows: Rows) -> Spread | None:
     """Return the best rate of streams over Triton's best, batch 1, any number of connections."""
-    of_streams, of_triton = ([row[RATE] for row in rows if _is(row, names, batch=1)] for names in ((STREAM,), TRITON))
-    return _ratio_of_best(of_streams, of_triton)
+    return _of_best(rows, (STREAM,), TRITON, batch=1)
 
 
-def _is(row: dict[str, Any], names: Sequence[str], *, batch: int, model: str = "mlp") -> bool:
-    return row["model"] == model and row["rows"] == batch and row["entrant"] in names
+def served_against_function(
+    rows: Rows, model: str, batch: int, column: str = RATE, servers: Sequence[str] = (FAST, DEFAULT)
+) -> Spread | None:
+    """Compare what is best over connections with one in-process caller: the rate, or a column where less is better."""
+    return _of_best(rows, servers, (FUNCTION,), batch=batch, model=model, column=column)
 
 
-def _ratio_of_best(above: Sequence[list[float]], below: Sequence[list[float]]) -> Spread | None:
-    if not above or not below:
-        return None
-    best = [max(lists, key=lambda values: Spread.of(values).median) for lists in (above, below)]
-    return spread_of_ratios(best[0], best[1])
-
-
-def served_against_function(rows: Rows, model: str, batch: int) -> Spread | None:
-    """Return the best served rate, over connections, relative to one in-process caller."""
-    served, in_process = (
-        [row[RATE] for row in rows if _is(row, names, batch=batch, model=model)]
-        for names in ((FAST, DEFAULT), (FUNCTION,))
+def _of_best(
+    rows: Rows, above: Sequence[str], below: Sequence[str], *, batch: int, model: str = "mlp", column: str = RATE
+) -> Spread | None:
+    own = [row for row in rows if (row["model"], row["rows"]) == (model, batch)]
+    dividend, divisor = (
+        _best([row[column] for row in own if row["entrant"] in names], column) for names in (above, below)
     )
-    return _ratio_of_best(served, in_process)
+    return spread_of_ratios(dividend, divisor) if dividend and divisor else None
 
 
 def evaluated(rows: Rows, model: str, batch: int) -> Spread | None:
