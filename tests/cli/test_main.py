@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +55,19 @@ def test_every_client_command_explains_itself(name: str) -> None:
 
     assert result.exit_code == 0
     assert "--target" in result.stdout
+
+
+@pytest.mark.parametrize(("name", "level"), [("serve", "1"), ("train", "1"), ("evaluate", "2")])
+def test_tensorflow_logs_what_helps_unless_the_user_chose(
+    name: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    run(name, "--help")
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0"
+
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    run(name, "--help")
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == level
 
 
 def test_a_command_whose_extra_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,9 @@ _COMMANDS: Final = {
 _TRAINING: Final = ("train", "run")
 """These may join a cluster, which is safe from a lost SIGTERM only if none of their threads handles it."""
 
+_LOGGING: Final = ("train", "serve", "run", "demo")
+"""These show TensorFlow's warnings and errors, such as why it skips a GPU; the others only its errors."""
+
 
 class LazyGroup(click.Group):
     """A group that has its commands' names and one-line helps, and imports ``understudy.cli.<name>`` on demand."""
@@ -60,6 +64,7 @@ class LazyGroup(click.Group):
         if cmd_name in _TRAINING:
             # Before numpy, which starts threads.
             ctx.with_resource(_sigterm_held_back())
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1" if cmd_name in _LOGGING else "2")
         with missing_extras_reported():
             module = importlib.import_module(f"understudy.cli.{cmd_name}")
         command = module.command

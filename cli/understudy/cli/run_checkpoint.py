@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,7 +178,6 @@ def pool_maker(workers: int | None, cluster: str | None) -> MakePool:
         return lambda work: ClusterPool(work, address=cluster, workers=workers)
     from understudy.evaluator.sharding.local_pool import LocalPool
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return lambda work: LocalPool(work, workers=workers or 1)
 
 
