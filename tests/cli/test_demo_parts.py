@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -11,6 +12,8 @@ import pytest
 
 from understudy.cli.demo.cluster import free_ports
 from understudy.cli.demo.final_checks import side_by_side
+from understudy.cli.demo.progress_printer import ProgressPrinter
+from understudy.cli.demo.service import DemoService
 from understudy.cli.processes import ChildProcess, ProcessGroup
 
 
@@ -32,6 +35,26 @@ def test_images_are_drawn_beside_each_other_with_their_captions() -> None:
 
 def test_free_ports_are_all_different() -> None:
     assert len(set(free_ports(20))) == 20
+
+
+@pytest.mark.parametrize("is_on_path", [True, False])
+def test_the_next_steps_name_the_program_as_the_shell_finds_it(
+    *, is_on_path: bool, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "bin" / "understudy"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(program), "demo"])
+    monkeypatch.setenv("PATH", str(program.parent if is_on_path else tmp_path))
+    with ProcessGroup() as processes:
+        process = processes.add(ChildProcess("it", _wait_for_ever(), log=log))
+        service = DemoService(process=process, target="127.0.0.1:1", http_target="127.0.0.1:2")
+        service.print_next_steps(ProgressPrinter(), kept=True)
+        service.print_next_steps(ProgressPrinter(), kept=False)
+    printed = capsys.readouterr().out
+    typed = "understudy" if is_on_path else str(program)
+    assert f"  {typed} status --target 127.0.0.1:1\n" in printed
+    assert f"  {typed} demo --keep " in printed
 
 
 def test_a_line_that_was_printed_is_found_and_logged(log: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import threading
 import time
 import webbrowser
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -50,17 +53,24 @@ class DemoService:
         """Print the next commands to type."""
         printer.heading("The service is still running. Type next" if kept else "Type next")
         if kept:
-            printer.text(f"  .venv/bin/understudy status --target {self.target}")
-            printer.text(f"  .venv/bin/understudy watch --target {self.target}")
+            printer.text(f"  {_program()} status --target {self.target}")
+            printer.text(f"  {_program()} watch --target {self.target}")
             printer.text(f"  http://{self.http_target}/ in a browser")
             printer.text(f"  curl http://{self.http_target}/metrics")
             printer.text(
                 f"  kill {self.process.pid}        # it drains and ends; its files are beside {self.process.log}"
             )
         else:
-            printer.text("  make demo KEEP=1              the same, and the service stays for you to ask")
-            printer.text("  make demo SCRIPT=1            a plain Keras script instead of our trainer")
-            printer.text("  .venv/bin/understudy --help   everything else")
+            printer.text(f"  {_program()} demo --keep     the same, and the service stays for you to ask")
+            printer.text(f"  {_program()} demo --script   a plain Keras script instead of our trainer")
+            printer.text(f"  {_program()} --help          everything else")
+
+
+def _program() -> str:
+    """Return how to type this program: by its name, if the shell finds it so, else by its path."""
+    own, found = Path(sys.argv[0]), shutil.which("understudy")
+    is_script = own.name == "understudy" and own.is_file()
+    return str(own) if is_script and (found is None or not own.samefile(found)) else "understudy"
 
 
 class ServedTraining:
