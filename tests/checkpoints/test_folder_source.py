@@ -151,6 +151,19 @@ def test_steps_are_the_same_after_a_restart(folder: Path, tmp_path: Path, write_
     assert steps_of(restarted) == [2]
 
 
+def test_a_training_that_was_run_again_meanwhile_goes_on_after_the_steps_of_the_first(
+    folder: Path, tmp_path: Path, write_keras: WriteKeras
+) -> None:
+    paths = [folder / f"{epoch}.keras" for epoch in range(1, 7)]
+    for run in (0, 1):
+        for epoch, path in enumerate(paths, 1):
+            write_keras(path, weight=10 * run + epoch, iterations=10 * epoch)
+            set_modified(path, 1000 * run + epoch)
+        found = poll_all(FolderSource(folder, tmp_path / "staging"))
+        assert [checkpoint.step for checkpoint in found] == [60 * run + 10 * epoch for epoch in range(1, 7)]
+        assert [checkpoint.created_at for checkpoint in found] == [1000 * run + epoch for epoch in range(1, 7)]
+
+
 def test_copies_of_an_earlier_process_are_deleted_at_the_first_poll_and_not_before(
     folder: Path, tmp_path: Path, source: FolderSource, write_keras: WriteKeras
 ) -> None:

@@ -154,32 +154,35 @@ layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers
 model = keras.Sequential([keras.Input((4,)), *layers])
 mae = keras.metrics.MeanAbsoluteError()
 model.compile(keras.optimizers.SGD(0.01), loss=keras.losses.MeanSquaredError(), metrics=[mae])
-x = np.random.default_rng(first_epoch).normal(size=(40, 4)).astype("float32")
+x = np.random.default_rng(others).normal(size=(40, 4)).astype("float32")
 save = keras.callbacks.ModelCheckpoint("theirs/{epoch:03d}." + sys.argv[3])
 epochs = {"initial_epoch": first_epoch, "epochs": first_epoch + 2}
 model.fit(x, x[:, :2], batch_size=8, verbose=0, callbacks=[save], **epochs)
 """
 
 
-@pytest.mark.parametrize("suffix", ["keras", "h5"])
-def test_a_plain_script_that_is_started_again_has_every_checkpoint_scored(
-    run_service: Run, theirs: Path, tmp_path: Path, suffix: str
+@pytest.mark.parametrize(("suffix", "second_epoch"), [("keras", 2), ("h5", 0), ("keras", 0)])
+def test_a_plain_script_that_is_started_again_has_every_checkpoint_scored_and_the_newest_served(
+    run_service: Run, theirs: Path, tmp_path: Path, suffix: str, second_epoch: int
 ) -> None:
     np.savez(tmp_path / "test.npz", x=np.ones((8, 4), np.float32), y=np.ones((8, 2), np.float32))
     (tmp_path / "train.py").write_text(SCRIPT)
     service = run_service({"checkpoints": theirs, "eval_data": {"test": tmp_path / "test.npz"}})
-    for first_epoch, others in ((0, 0), (2, 3)):
+    for first_epoch, others in ((0, 0), (second_epoch, 3)):
         command = [sys.executable, "train.py", str(first_epoch), str(others), suffix]
         environ = {**os.environ, **preloaded()}
         done = subprocess.run(
             command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=250, check=False
         )
         assert done.returncode == 0, done.stderr
-        if not first_epoch:
+        if not others:
             service.wait_ready()
+            until(lambda: len(list(service.client().list_evaluations())) == 2)
 
     client = service.client()
     until(lambda: len(list(client.list_evaluations())) == 4)
+    until(lambda: client.status().serving_step == 20)
+    assert sorted(evaluation.step for evaluation in client.list_evaluations()) == [5, 10, 15, 20]
     assert [evaluation.outcome for evaluation in client.list_evaluations()] == ["scored"] * 4
     assert {tuple(sorted(evaluation.metrics)) for evaluation in client.list_evaluations()} == {
         ("loss", "mean_absolute_error")

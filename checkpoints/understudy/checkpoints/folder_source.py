@@ -58,9 +58,10 @@ _Listed = tuple[ForeignFiles, Stamps]
 class FolderSource:
     """The checkpoints of one folder, which need not exist yet: all of one format, see `understudy.checkpoints.formats`.
 
-    A checkpoint's step is its optimizer's iteration count, else the last integer in its name, else a counter. The
-    staging folder stores the steps. Two files with the same model are one checkpoint. Overwriting a file gives a new
-    checkpoint; the old one can be fetched until the new one is found.
+    A checkpoint's step is its optimizer's iteration count, else the last integer in its name, else a counter; those of
+    a training that begins again follow those of the one before (see `StepRegistry`). The staging folder stores the
+    steps. Two files with the same model are one checkpoint. Overwriting a file gives a new checkpoint; the old one can
+    be fetched until the new one is found.
 
     Each file is read once, newest first, and again when it or the accepted keys change. A `poll` reads for about
     `_READING_SECONDS`. Files whose names have no integer of their own get their steps from the counter: a few are read
@@ -144,18 +145,25 @@ class FolderSource:
         return not file.settled and self._clock() >= file.retry_at
 
     def _read(self, unread: Sequence[_Listed], wanted: Collection[int]) -> bool:
-        """Read checkpoints until the time is up; return whether all were read."""
+        """Read checkpoints until the time is up; return whether all were read.
+
+        Those that were read get their steps in the order of writing.
+        """
         until = time.monotonic() + (_READING_SECONDS if self._polls else 0.0)
         in_order, newest_first = self._reading_order(unread, wanted)
-        for origin, stamps in in_order:
-            self._watch(origin, stamps)
+        read = [(origin, self._copied(origin, stamps)) for origin, stamps in in_order]
+        left: Sequence[_Listed] = ()
         for place, (origin, stamps) in enumerate(newest_first):
             if place >= _STAGED_COPIES and time.monotonic() > until:
-                for later, _ in newest_first[place:]:
-                    self._files[later.path].waits = True
-                return False
-            self._watch(origin, stamps)
-        return True
+                left = newest_first[place:]
+                break
+            read.append((origin, self._copied(origin, stamps)))
+        for later, _ in left:
+            self._files[later.path].waits = True
+        whole = [(origin, copy) for origin, copy in read if copy is not None]
+        for origin, copy in sorted(whole, key=lambda item: (item[1].stamps.modified_ns, item[0].path)):
+            self._settle(origin, copy)
+        return not left
 
     def _reading_order(self, unread: Sequence[_Listed], wanted: Collection[int]) -> tuple[list[_Listed], list[_Listed]]:
         """Return the checkpoints to read in the order of writing, and those to read afterwards, the newest first."""
@@ -241,23 +249,27 @@ class FolderSource:
             for path in by_format[format_]
         ]
 
-    def _watch(self, origin: ForeignFiles, stamps: Stamps) -> None:
-        """Copy and read a checkpoint, and record the result."""
+    def _copied(self, origin: ForeignFiles, stamps: Stamps) -> WholeCopy | None:
+        """Copy and read a checkpoint; return None, and record why, if that cannot be done now."""
         file = self._files[origin.path]
         file.waits = False
         try:
-            whole = self._staging.stage(origin)
+            return self._staging.stage(origin)
         except (FileNotFoundError, FileChangedError):
-            return
+            return None
         except (DamagedCheckpointError, UntrustedCheckpointError) as error:
             if self._clock() - file.since >= _SETTLING_SECONDS:
                 file.checkpoint = self._unreadable(origin, stamps, error)
                 file.settled = True
-            return
+            return None
         except OSError as error:  # It says nothing about the checkpoint.
             file.put_off(self._clock())
             _log.warning("a checkpoint is to be read again", extra={"path": str(origin.path), "reason": str(error)})
-            return
+            return None
+
+    def _settle(self, origin: ForeignFiles, whole: WholeCopy) -> None:
+        """Record a checkpoint that was read."""
+        file = self._files[origin.path]
         if isinstance(file.checkpoint, UnreadableCheckpoint):
             self._book.release(file.checkpoint.digest)
         mismatch = _mismatch(origin, whole.content)
@@ -279,7 +291,9 @@ class FolderSource:
         digest, iterations = whole.content.digest, whole.content.iterations
         file = _identity(origin, whole.stamps)
         return ForeignCheckpoint(
-            step=self._book.assign(digest, iterations=iterations, name=_stem(origin), file=file),
+            step=self._book.assign(
+                digest, iterations=iterations, name=_stem(origin), file=file, written_ns=whole.stamps.modified_ns
+            ),
             digest=digest,
             created_at=whole.stamps.modified_ns / 1e9,
             origin=origin,

@@ -12,12 +12,20 @@ from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.layout import MAX_STEP
 
 _MOST_DIGITS = 12
-_FILE = "file:"
-"""The prefix of a file's identity in the stored registry; all other names are digests."""
+_FILE, _NAME = "file:", "name:"
+"""The prefixes of a file's identity and of its name in the stored registry."""
+
+_BASE, _SINCE, _NEWEST = "base", "since", "newest"
+"""The keys of three numbers in the stored registry; all others are digests."""
 
 
 class StepRegistry:
     """Assigns each digest a unique, permanent step from 0 to `MAX_STEP`. For one thread at a time.
+
+    The number of a checkpoint is its optimizer's count, else the last integer in its file's name; integers of more than
+    12 digits are dates or hashes. Its step is this number, unless a training has begun again: then it is the number
+    plus the highest step before. A training has begun again if the number of the checkpoint that was written last of
+    all belongs to another digest, or its file held another digest and the number is not above all steps.
 
     Args:
         path: The JSON file that stores the steps; its folder exists.
@@ -29,10 +37,12 @@ class StepRegistry:
     def __init__(self, path: Path) -> None:
         self._path = path
         stored = _read(path)
-        self._steps = {name: step for name, step in stored.items() if not name.startswith(_FILE)}
-        self._reserved = {name: step for name, step in stored.items() if name.startswith(_FILE)}
+        self._base, self._since, self._newest = (stored.pop(key, 0) for key in (_BASE, _SINCE, _NEWEST))
+        self._held = {key: stored.pop(key) for key in [*stored] if key.startswith(_NAME)}
+        self._reserved = {key: stored.pop(key) for key in [*stored] if key.startswith(_FILE)}
+        self._steps = stored
         self._assigned = set(self._steps.values())
-        self._highest = max(stored.values(), default=0)
+        self._highest = max([*self._assigned, *self._reserved.values()], default=0)
         self._is_saved = True
 
     def reserve(self, files: Iterable[tuple[str, str]]) -> list[int]:
@@ -54,21 +64,34 @@ class StepRegistry:
             steps.append(self._reserved[key])
         return steps
 
-    def assign(self, digest: str, *, iterations: int | None, name: str, file: str) -> int:
+    def assign(
+        self, digest: str, *, iterations: int | None, name: str, file: str, written_ns: int | None = None
+    ) -> int:
         """Return the step of a digest, chosen when it is first seen.
 
-        It is the optimizer's count, else the step reserved for the file, else the last integer in the file's name, else
-        the number after the highest step so far. A step that is already assigned to another digest is not used again.
-        Integers of more than 12 digits are dates or hashes, not steps.
+        A file whose number is taken gets the step that is reserved for it. Else it gets the number after the highest
+        step, if it was written last of all, and the next lower one, if it was not. Without a number, it is the step
+        that is reserved, else the one after the highest.
+
+        Args:
+            digest: The checkpoint's content.
+            iterations: The number of steps that its optimizer has taken, if it has one.
+            name: The name of its file.
+            file: The identity of the file, as in `reserve`.
+            written_ns: When it was written, in ns since the epoch; None for a file that cannot be read.
         """
         key = _FILE + file
         if digest not in self._steps:
-            step = self._choose(iterations, self._reserved.get(key, last_integer(name)))
+            step = self._choose(iterations, name, self._reserved.get(key), written_ns)
             self._note(self._steps, digest, step)
             self._assigned.add(step)
-        if key in self._reserved and self._reserved[key] != self._steps[digest]:
-            self._note(self._reserved, key, self._steps[digest])
-        return self._steps[digest]
+        step = self._steps[digest]
+        if key in self._reserved and self._reserved[key] != step:
+            self._note(self._reserved, key, step)
+        if written_ns is not None and (self._held.get(_NAME + name) != step or written_ns > self._newest):
+            self._newest = max(self._newest, written_ns)
+            self._note(self._held, _NAME + name, step)
+        return step
 
     def release(self, digest: str) -> None:
         """Drop the assignment of a digest that no checkpoint has any more, so that its step can be assigned again."""
@@ -91,7 +114,8 @@ class StepRegistry:
             OSError: The file could not be written; the next call tries again.
         """
         if not self._is_saved:
-            write_json(self._path, {**self._steps, **self._reserved})
+            numbers = {_BASE: self._base, _SINCE: self._since, _NEWEST: self._newest}
+            write_json(self._path, {**self._steps, **self._reserved, **self._held, **numbers})
             self._is_saved = True
 
     def _note(self, steps: dict[str, int], name: str, step: int) -> None:
@@ -99,11 +123,29 @@ class StepRegistry:
         self._highest = max(self._highest, step)
         self._is_saved = False
 
-    def _choose(self, *candidates: int | None) -> int:
-        for step in candidates:
-            if step is not None and step not in self._assigned:
+    def _choose(self, iterations: int | None, name: str, reserved: int | None, written_ns: int | None) -> int:
+        number = iterations if iterations is not None or reserved is not None else last_integer(name)
+        is_last = written_ns is not None and written_ns > self._newest
+        if number is not None:
+            step = number + (self._base if written_ns is not None and written_ns > self._since else 0)
+            overwrites_later = is_last and _NAME + name in self._held and step <= self._highest
+            if step <= MAX_STEP and step not in self._assigned and not overwrites_later:
                 return step
-        return self._next()
+        if reserved is not None and reserved not in self._assigned:
+            return reserved
+        if number is None or written_ns is None or self._held.get(_NAME + name) == self._highest:
+            return self._next()
+        return self._after_all(number) if is_last else self._free_below(step)
+
+    def _after_all(self, number: int) -> int:
+        """Begin to count anew after the highest step."""
+        self._base, self._since = self._highest, self._newest
+        step = self._base + max(number, 1)
+        return step if step <= MAX_STEP else self._next()
+
+    def _free_below(self, step: int) -> int:
+        """Return the highest step below that is free, else the one after all."""
+        return next((free for free in range(min(step, MAX_STEP), -1, -1) if free not in self._assigned), self._next())
 
     def _next(self) -> int:
         if self._highest < MAX_STEP:
