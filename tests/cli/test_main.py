@@ -70,6 +70,13 @@ def test_tensorflow_logs_what_helps_unless_the_user_chose(
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == level
 
 
+def test_models_run_on_tensorflow_whatever_the_backend_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert "KERAS_BACKEND=jax does not count here" in run("serve", "--help").stderr
+    assert os.environ["KERAS_BACKEND"] == "tensorflow"
+    assert not run("serve", "--help").stderr
+
+
 def test_a_command_whose_extra_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)  # what importlib does for a module that is not there
     module = ModuleType("understudy.cli.train")

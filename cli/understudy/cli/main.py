@@ -64,6 +64,7 @@ class LazyGroup(click.Group):
         if cmd_name in _TRAINING:
             # Before numpy, which starts threads.
             ctx.with_resource(_sigterm_held_back())
+        _choose_backend()
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1" if cmd_name in _LOGGING else "2")
         with missing_extras_reported():
             module = importlib.import_module(f"understudy.cli.{cmd_name}")
@@ -93,6 +94,14 @@ class LazyGroup(click.Group):
         """Run the command; report the extra to install if it needs one."""
         with missing_extras_reported():
             return super().invoke(ctx)
+
+
+def _choose_backend() -> None:
+    """Have Keras use TensorFlow, also where the user's environment or settings of Keras say otherwise."""
+    chosen = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if chosen != "tensorflow":
+        click.echo(f"KERAS_BACKEND={chosen} does not count here: all models run on TensorFlow", err=True)
+    os.environ["KERAS_BACKEND"] = "tensorflow"
 
 
 @contextmanager
