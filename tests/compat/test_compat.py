@@ -143,6 +143,32 @@ def test_without_automatic_xla_a_compiled_model_does_not_use_it(monkeypatch: pyt
     assert without.jit_compile is False
 
 
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [(lambda: layers.Dense(2), (3,)), (lambda: layers.LSTM(2), (5, 3))],
+    ids=["layer", "masked layer"],
+)
+def test_a_layer_is_called_for_every_time_step_where_their_number_is_open(
+    build: Callable[[], Any], shape: tuple[int, ...]
+) -> None:
+    compat.loop_over_time_steps()
+    inner = build()
+    inputs = keras.Input((None, *shape))
+    masked = layers.Masking()(inputs)
+    model = keras.Model(inputs, layers.TimeDistributed(inner)(masked))
+    function = tf.function(model, input_signature=[tf.TensorSpec(inputs.shape)])
+    for examples, steps in ((1, 2), (4, 3), (2, 2)):
+        batch = values(examples, steps, *shape)
+        batch[:, -1:] = 0
+        expected = np.stack([inner(masked_step) for masked_step in _steps(batch)], axis=1)
+        np.testing.assert_allclose(function(batch), expected, rtol=1e-5, atol=1e-6)
+
+
+def _steps(batch: Any) -> Iterator[Any]:
+    for step in range(batch.shape[1]):
+        yield layers.Masking()(batch[:, step])
+
+
 def test_gradients_that_are_left_as_they_are_are_added_up_only_once(logical_cpus: tuple[str, ...]) -> None:
     strategy = tf.distribute.MirroredStrategy(list(logical_cpus[:2]))
     with strategy.scope():

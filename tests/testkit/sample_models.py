@@ -270,7 +270,7 @@ def tagger() -> Any:
 
 def recurrent() -> Any:
     inputs = keras.Input((None,), dtype="int32", name="tokens")
-    embedded = layers.Embedding(11, 4, mask_zero=True)(inputs)
+    embedded = layers.TimeDistributed(layers.Dense(4))(layers.Embedding(11, 4, mask_zero=True)(inputs))
     model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(layers.GRU(3)(embedded)))
     model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
     return model

@@ -7,6 +7,7 @@ use, and the versions below. Keras and TensorFlow are imported when a function i
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -165,6 +166,39 @@ def convert_for_examples() -> None:
     for name, convert in {"Bitcast": convert_bitcast, "InTopKV2": convert_in_top_k}.items():
         if name not in known:
             _private(pfor, "RegisterPFor", purpose)(name)(convert)
+
+
+@functools.cache
+def loop_over_time_steps() -> None:
+    """Make `keras.layers.TimeDistributed` right where the number of time steps is not known when it is traced.
+
+    Reason: it loops over as many time steps as there are examples then, and gives wrong outputs or none.
+    """
+    import keras
+
+    layer = keras.layers.TimeDistributed
+    known_steps = layer.call
+    purpose = "to call a layer for every time step"
+
+    @functools.wraps(known_steps)
+    def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        if inputs.shape[1] is not None:
+            return known_steps(self, inputs, training=training, mask=mask)
+        steps = keras.ops.swapaxes(inputs, 0, 1)
+        masks = None if mask is None else keras.ops.swapaxes(mask, 0, 1)
+
+        def step(index: Any) -> Any:
+            options = {}
+            if masks is not None and _private(self.layer, "_call_has_mask_arg", purpose):
+                options["mask"] = masks[index]
+            if _private(self.layer, "_call_has_training_arg", purpose):
+                options["training"] = training
+            return self.layer.call(steps[index], **options)
+
+        outputs = keras.ops.vectorized_map(step, keras.ops.arange(keras.ops.shape(steps)[0]))
+        return keras.ops.swapaxes(outputs, 0, 1)
+
+    layer.call = call
 
 
 def worker_count(strategy: Any) -> int:

@@ -134,8 +134,10 @@ class CheckpointExporter:
         return path
 
     def _load(self, checkpoint: LocalCheckpoint) -> BuiltModel:
+        from understudy.compat import loop_over_time_steps
         from understudy.evaluator.model.loaders import loader_for
 
+        loop_over_time_steps()
         loader = loader_for(checkpoint.kind, self._build_model, allow_unsafe_models=self._allow_unsafe_models)
         return loader.build(checkpoint.model_file)
 
