@@ -127,6 +127,10 @@ CAUSES = {
 """For each alert, series of ten hours during which it is silent, and during which it fires. A budget has two alerts."""
 
 
+SHARED_JOB = {"good": 100_000, "bad": 10}
+"""Calls in a minute in two namespaces, whose pods have the same job."""
+
+
 def alerts() -> dict[str, dict[str, Any]]:
     """Return every alert of the rule files by name."""
     groups = [group for file in RULE_FILES for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]]
@@ -174,6 +178,12 @@ def test_no_alert_fires_while_all_is_well(tmp_path: Path) -> None:
 def test_an_error_budget_has_room_for_twice_the_even_rate_for_half_an_hour(tmp_path: Path) -> None:
     series = {CALLS % "OK": "0+998x600", CALLS % "Internal": "0+0x570 0+2x30"}
     check_rules(tmp_path, [firing(series, at="10h", fire=())])
+
+
+def test_a_namespace_in_which_calls_fail_is_not_hidden_by_another_one(tmp_path: Path) -> None:
+    calls = {"good": CALLS % "OK", "bad": CALLS % "Internal"}
+    series = {calls[name].replace("{", f'{{namespace="{name}",'): f"0+{rate}x600" for name, rate in SHARED_JOB.items()}
+    check_rules(tmp_path, [firing(series, at="9h", fire=("UnderstudyCallsFail", "UnderstudyCallsFailFast"))])
 
 
 def test_each_alert_names_its_section_of_the_docs() -> None:

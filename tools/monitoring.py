@@ -54,20 +54,19 @@ class Objective:
     summary: str
 
 
+_WHERE = "{{ with $labels.namespace }}{{ . }}/{{ end }}{{ $labels.job }}"
 _CALLS = 'grpc_service!~"grpc[.].*"'
 _FAILED = 'grpc_code=~"DataLoss|DeadlineExceeded|Internal|ResourceExhausted|Unavailable|Unknown"'
 _PREDICTIONS = 'grpc_type="unary",grpc_method=~"Classify|ModelInfer|MultiInference|Predict|Regress"'
 
 
-def _late(histogram: str) -> str:
-    return (
-        f'sum by (job) (increase({histogram}_count[WINDOW])) - sum by (job) (increase({histogram}_bucket{{le="300.0"}}'
-        "[WINDOW]))"
-    )
-
-
 def _count(series: str) -> str:
-    return f"sum by (job) (increase({series}[WINDOW]))"
+    return f"sum by (namespace, job) (increase({series}[WINDOW]))"
+
+
+def _above(bound: str, histogram: str, *labels: str) -> str:
+    every, within = ",".join(labels), ",".join([*labels, f'le="{bound}"'])
+    return f"{_count(f'{histogram}_count{{{every}}}')} - {_count(f'{histogram}_bucket{{{within}}}')}"
 
 
 OBJECTIVES = (
@@ -83,10 +82,7 @@ OBJECTIVES = (
         name="predictions_slow",
         alert="UnderstudyPredictionsSlow",
         good=0.99,
-        bad=(
-            f"sum by (job) (increase(grpc_server_handling_seconds_count{{{_PREDICTIONS}}}[WINDOW])) - "
-            f'sum by (job) (increase(grpc_server_handling_seconds_bucket{{{_PREDICTIONS},le="0.5"}}[WINDOW]))'
-        ),
+        bad=_above("0.5", "grpc_server_handling_seconds", _PREDICTIONS),
         all=_count(f"grpc_server_handling_seconds_count{{{_PREDICTIONS}}}"),
         summary="predictions take more than half a second",
     ),
@@ -94,7 +90,7 @@ OBJECTIVES = (
         name="checkpoints_scored_late",
         alert="UnderstudyScoredLate",
         good=0.95,
-        bad=_late("understudy_checkpoint_scored_seconds"),
+        bad=_above("300.0", "understudy_checkpoint_scored_seconds"),
         all=_count("understudy_checkpoint_scored_seconds_count"),
         summary="checkpoints have their scores more than five minutes after they were written",
     ),
@@ -102,7 +98,7 @@ OBJECTIVES = (
         name="checkpoints_served_late",
         alert="UnderstudyServedLate",
         good=0.95,
-        bad=_late("understudy_checkpoint_served_seconds"),
+        bad=_above("300.0", "understudy_checkpoint_served_seconds"),
         all=_count("understudy_checkpoint_served_seconds_count"),
         summary="checkpoints serve more than five minutes after they were written",
     ),
@@ -156,7 +152,7 @@ def _alert(objective: Objective, suffix: str, severity: str, burns: Sequence[tup
         "expr": " or ".join(f"({condition})" for condition in conditions),
         "labels": {"severity": severity},
         "annotations": {
-            "summary": f"{{{{ $labels.job }}}}: {objective.summary} ({{{{ $value | humanizePercentage }}}} of them; "
+            "summary": f"{_WHERE}: {objective.summary} ({{{{ $value | humanizePercentage }}}} of them; "
             f"{budget:.3g} of all is the budget).",
             "runbook": f"{_RUNBOOK}#{name.lower()}",
         },
@@ -170,7 +166,7 @@ class Graph:
     Attributes:
         title: Its title.
         unit: Grafana's name of the unit.
-        queries: The queries by their legends; ``JOB`` stands for the selected jobs.
+        queries: The queries by their legends; ``JOB`` stands for the selected jobs of the selected namespaces.
         text: What it shows, where the title does not say it.
     """
 
@@ -182,7 +178,7 @@ class Graph:
 
 def _quantiles(histogram: str, by: str = "", labels: str = "") -> dict[str, str]:
     legend = f"{{{{{by}}}}} " if by else ""
-    buckets = f'rate({histogram}_bucket{{job=~"JOB"{labels}}}[$__rate_interval])'
+    buckets = f"rate({histogram}_bucket{{JOB{labels}}}[$__rate_interval])"
     summed = f"sum by ({', '.join(filter(None, ('le', by)))}) ({buckets})"
     return {
         f"{legend}p{100 * quantile:g}": f"histogram_quantile({quantile}, {summed}) >= 0" for quantile in (0.5, 0.99)
@@ -190,15 +186,15 @@ def _quantiles(histogram: str, by: str = "", labels: str = "") -> dict[str, str]
 
 
 def _rate(series: str, by: str, labels: str = "") -> str:
-    return f'sum by ({by}) (rate({series}{{job=~"JOB"{labels}}}[$__rate_interval]))'
+    return f"sum by ({by}) (rate({series}{{JOB{labels}}}[$__rate_interval]))"
 
 
 def _increase(series: str, by: str) -> str:
-    return f'sum by ({by}) (increase({series}{{job=~"JOB"}}[$__rate_interval]))'
+    return f"sum by ({by}) (increase({series}{{JOB}}[$__rate_interval]))"
 
 
 def _of(series: str) -> str:
-    return f'{series}{{job=~"JOB"}}'
+    return f"{series}{{JOB}}"
 
 
 SERVING = (
@@ -309,9 +305,11 @@ TRAINING = (
 
 DASHBOARDS = {"serving": SERVING, "evaluation": EVALUATION, "training": TRAINING}
 _HEIGHT, _WIDTH = 8, 12
+_SELECTED = 'namespace=~"$namespace",job=~"$job"'
 
 
 def _dashboard(name: str, graphs: Sequence[Graph]) -> str:
+    series = next(iter(_series(graphs)))
     built = (
         Dashboard(f"Understudy: {name}")
         .uid(f"understudy-{name}")
@@ -320,18 +318,23 @@ def _dashboard(name: str, graphs: Sequence[Graph]) -> str:
         .time("now-1h", "now")
         .readonly()
         .with_variable(dashboard.DatasourceVariable("datasource").type("prometheus").hide(VariableHide.HIDE_LABEL))
-        .with_variable(
-            dashboard.QueryVariable("job")
-            .datasource(DataSourceRef(type_val="prometheus", uid="$datasource"))
-            .query(f"label_values({next(iter(_series(graphs)))}, job)")
-            .include_all(include_all=True)
-            .all_value(".*")
-            .multi(multi=True)
-        )
+        .with_variable(_variable("namespace", of=series))  # outside Kubernetes there is none
+        .with_variable(_variable("job", of=f'{series}{{namespace=~"$namespace"}}'))
     )
     for graph in graphs:
         built = built.with_panel(_panel(graph))
     return json.dumps(built.build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
+
+
+def _variable(label: str, *, of: str) -> dashboard.QueryVariable:
+    return (
+        dashboard.QueryVariable(label)
+        .datasource(DataSourceRef(type_val="prometheus", uid="$datasource"))
+        .query(f"label_values({of}, {label})")
+        .include_all(include_all=True)
+        .all_value(".*")
+        .multi(multi=True)
+    )
 
 
 def _series(graphs: Sequence[Graph]) -> Iterator[str]:
@@ -362,7 +365,7 @@ def _panel(graph: Graph) -> timeseries.Panel:
     for index, (legend, query) in enumerate(graph.queries.items()):
         panel = panel.with_target(
             prometheus.Dataquery()
-            .expr(query.replace("JOB", "$job"))
+            .expr(query.replace("JOB", _SELECTED))
             .legend_format(legend)
             .ref_id(chr(ord("A") + index))
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 
 from testkit.manifests import (
     EVERYTHING,
+    KUBERNETES,
     ROOT,
     by_kind,
     chart,
@@ -15,6 +19,7 @@ from testkit.manifests import (
     given_labels,
     overlay,
     pods_of,
+    render,
 )
 
 
@@ -127,3 +132,26 @@ def test_the_fleet_is_scaled_by_a_metric_that_the_program_has(name: str) -> None
         assert behavior == autoscaler["spec"]["behavior"]  # `cooldownPeriod` is about no servers at all
     kinds = {document["kind"] for document in documents}
     assert len(kinds & {"HorizontalPodAutoscaler", "ScaledObject"}) == 1
+
+
+@pytest.mark.parametrize("namespace", ["default", "digits"])
+def test_keda_counts_the_requests_of_the_fleet_s_own_namespace_only(namespace: str, tmp_path: Path) -> None:
+    documents = overlay("fleet-keda") if namespace == "default" else render(in_namespace(namespace, tmp_path))
+    (scaler,) = by_kind(documents, "ScaledObject")
+    (trigger,) = scaler["spec"]["triggers"]
+    assert f'{{namespace="{namespace}",pod=' in trigger["metadata"]["query"]
+    assert {document["metadata"]["namespace"] for document in documents} == {namespace}
+    # where the query finds nothing, as in a namespace that was not named, KEDA must not scale to the minimum
+    assert trigger["metadata"]["ignoreNullValues"] == "false"
+
+
+def in_namespace(namespace: str, folder: Path) -> Path:
+    """Return an overlay as docs/how-to/kubernetes.md has it."""
+    above = os.path.relpath(KUBERNETES, folder.resolve())
+    kustomization = {
+        "namespace": namespace,
+        "resources": [f"{above}/overlays/fleet-keda"],
+        "transformers": [f"{above}/components/keda/namespace"],
+    }
+    (folder / "kustomization.yaml").write_text(json.dumps(kustomization), encoding="utf-8")
+    return folder

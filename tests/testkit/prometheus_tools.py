@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -74,7 +75,7 @@ def value_of(prometheus: httpx.Client, query: str) -> float | None:
 
 
 def dashboard_queries(name: str) -> list[str]:
-    """Return every query of a dashboard in ``deploy/grafana``, for all jobs and the last minute."""
+    """Return every query of a dashboard in ``deploy/grafana``, for all namespaces and jobs, and the last minute."""
     dashboard = json.loads((DASHBOARDS / f"{name}.json").read_text(encoding="utf-8"))
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    return [query.replace("$job", ".*").replace("$__rate_interval", "1m") for query in queries]
+    return [re.sub(r"\$(namespace|job)\b", ".*", query).replace("$__rate_interval", "1m") for query in queries]
