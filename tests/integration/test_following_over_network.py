@@ -172,6 +172,39 @@ def test_servers_go_on_and_start_again_without_the_evaluator_and_find_the_next_o
     until(serves(again.client(), 20))
 
 
+def test_a_server_may_follow_one_that_follows_or_the_evaluator_whichever_is_there(
+    chief: Chief, evaluate: Start, follow: Start, evaluator_stack: ExitStack
+) -> None:
+    for step in (10, 20, 30):
+        chief.publish(step)
+    evaluator = evaluate(version_policy=10)
+    own_port = {"grpc_port": int(evaluator.grpc.rpartition(":")[2])}
+    between = follow("between", evaluator.grpc)
+    assert between.wait_ready() == 10
+    leaf = follow("leaf", between.grpc, evaluator.grpc)
+    assert leaf.wait_ready() == 10
+    client = leaf.client()
+
+    ports = {"grpc_port": int(between.grpc.rpartition(":")[2])}
+    between.start_stopping()
+    between.join()
+    evaluator.client().promote(20)
+    until(serves(client, 20))
+    assert "leaf" in fleet(evaluator.client())
+
+    between = follow("between", evaluator.grpc, settings=ports)
+    until(serves(between.client(), 20))
+    evaluator_stack.close()
+    until(lambda: "leaf" in fleet(between.client()))
+    until(lambda: leaf.metric("understudy_following") == 1)
+    assert client.status().serving_step == 20
+
+    evaluator = evaluate(settings=own_port, version_policy=10)
+    evaluator.client().promote(30)
+    until(serves(client, 30))
+    assert fleet(between.client())["leaf"].current
+
+
 def test_a_checkpoint_that_the_trainer_has_deleted_comes_from_the_evaluator(
     chief: Chief, evaluate: Start, follow: Start, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from understudy.evaluator.serving import decision_file
 from understudy.evaluator.serving.decision_file import (
     DECISION_FILE,
+    Canary,
     DecisionFile,
     FollowedDecision,
     ServingDecision,
@@ -108,6 +109,29 @@ def test_decisions_are_numbered_through_restarts_and_told_in_order(tmp_path: Pat
     assert len({each.evaluator_id for each in told}) == 1
     last = DecisionFile(tmp_path).current
     assert last == told[-1]
+
+
+def test_a_server_that_follows_passes_on_the_decision_that_it_has_carried_out(tmp_path: Path) -> None:
+    """So those that follow it may follow the evaluator as well."""
+    (tmp_path / "server").mkdir()
+    decided, passed_on = DecisionFile(tmp_path), DecisionFile(tmp_path / "server")
+    publish(decided, FIRST)
+    followed = FollowedDecision(tmp_path)
+    passed_on.publish(lambda: FIRST, followed=followed)
+    assert passed_on.current == decided.current
+    first = decided.current
+    publish(decided, SECOND)
+    assert followed.refresh()
+    passed_on.publish(lambda: FIRST, followed=followed)
+    assert passed_on.current == first
+    passed_on.publish(lambda: SECOND, followed=followed)
+    assert passed_on.current == decided.current != first
+    decided.set_trial(Canary(step=30, digest="c" * 64, servers=("one",)))
+    assert followed.refresh()
+    passed_on.publish(lambda: SECOND, followed=followed)
+    assert passed_on.current is not None
+    assert (passed_on.current.sequence, passed_on.current.canary) == (3, None)
+    assert DecisionFile(tmp_path / "server").current == passed_on.current
 
 
 def test_a_decision_of_an_earlier_version_gets_a_number_when_it_is_taken_again(tmp_path: Path) -> None:

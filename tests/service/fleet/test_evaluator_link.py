@@ -7,7 +7,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -26,7 +27,9 @@ class Evaluator(fleet_pb2_grpc.FleetServiceServicer):
 
     def __init__(self, decision: ServingDecision) -> None:
         self._response = fleet_pb2.FollowResponse(
-            decision=fleet_pb2.ServingDecision(step=decision.step, digest=decision.digest, sequence=1)
+            decision=fleet_pb2.ServingDecision(
+                step=decision.step, digest=decision.digest, sequence=decision.sequence, evaluator_id="one"
+            )
         )
 
     def Follow(self, request_iterator: Any, context: Any) -> Iterator[fleet_pb2.FollowResponse]:
@@ -115,3 +118,16 @@ def test_the_next_address_is_tried_if_the_decision_at_one_cannot_be_accepted(dec
         with linked(wrong, right) as link:
             link.start(accept)
             assert followed.wait(SECONDS)
+
+
+def test_another_address_that_is_behind_is_not_followed_until_it_has_caught_up(decision: ServingDecision) -> None:
+    told: list[int] = []
+    with ExitStack() as stack, evaluator(decision) as behind:
+        first = stack.enter_context(evaluator(replace(decision, sequence=2)))
+        with linked(first, behind) as link:
+            link.start(lambda decided: told.append(decided.sequence))
+            until(lambda: told == [2])
+            stack.close()
+            until(lambda: "it is at decision 1, and" in link.problem)
+            assert not link.is_connected
+            assert told == [2]

@@ -407,7 +407,7 @@ class CheckpointWatcher:
         return True
 
     def _publish_serving(self) -> None:
-        self._decision_file.publish(self._target.serving_key)
+        self._decision_file.publish(self._target.serving_key, followed=self._target.followed)
         self._controller.keep_history()
         self._controller.report_to_evaluator()
 

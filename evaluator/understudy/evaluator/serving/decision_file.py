@@ -156,7 +156,9 @@ class DecisionFile:
         with self._lock:
             self._listeners.append(listener)
 
-    def publish(self, serving: Callable[[], CheckpointKey | None]) -> None:
+    def publish(
+        self, serving: Callable[[], CheckpointKey | None], *, followed: FollowedEvaluator | None = None
+    ) -> None:
         """Write what is serving, unless it is the last decision that was written. Call it again if the disk was full.
 
         A canary or shadow of this checkpoint ends with it; another one stays.
@@ -164,9 +166,16 @@ class DecisionFile:
         Args:
             serving: Returns the serving checkpoint, or None. It is called under the lock of this file, so that of
                 several threads the last one writes what is serving then.
+            followed: The evaluator that decides for this server, if there is one. Its decision is passed on once it is
+                carried out, with its number and identity: servers may follow either.
         """
         with self._lock:
             if (key := serving()) is None:
+                return
+            if followed is not None:
+                decision = followed.current
+                if decision is not None and decision.key == key:
+                    self._announce(replace(decision, canary=None, shadow=None))
                 return
             step, digest = key
             current = self._current
@@ -191,15 +200,20 @@ class DecisionFile:
     def _decide(self, step: int, digest: str, canary: Canary | None, shadow: Shadow | None) -> None:
         before = self._current
         same = before is not None and (*before.key, before.canary, before.shadow) == (step, digest, canary, shadow)
-        is_new = before is None or not before.evaluator_id or not same
-        if is_new:
-            self._id = self._id or uuid.uuid4().hex
-            sequence = 1 + (0 if before is None else before.sequence)
-            self._current = ServingDecision(
+        if before is not None and before.evaluator_id and same:
+            self._announce(before)
+            return
+        self._id = self._id or uuid.uuid4().hex
+        sequence = 1 + (0 if before is None else before.sequence)
+        self._announce(
+            ServingDecision(
                 step=step, digest=digest, sequence=sequence, evaluator_id=self._id, canary=canary, shadow=shadow
             )
-        decision = self._current
-        assert decision is not None  # noqa: S101 - set above
+        )
+
+    def _announce(self, decision: ServingDecision) -> None:
+        is_new = decision != self._current
+        self._current = decision
         self._write(decision)
         if is_new:
             for listener in self._listeners:

@@ -62,7 +62,7 @@ class ServingTarget:
         self._manager = manager
         self._pin = pin
         self._history = history
-        self._followed = followed
+        self.followed = followed
         self.rollout = rollout
         self._eligible = EligibleSteps(
             store=store, quarantine=quarantine, ranking=ranking, gatekeeper=gatekeeper, rollout=rollout
@@ -72,8 +72,8 @@ class ServingTarget:
 
     def step(self) -> int | None:
         """Return the step that should be serving, or None to keep the current one."""
-        if self._followed is not None:
-            return self._followed_step(self._followed.current)
+        if self.followed is not None:
+            return self._followed_step(self.followed.current)
         pinned = self._pin.step
         if pinned is None:
             return self.step_without_pin()
@@ -84,7 +84,7 @@ class ServingTarget:
 
         It calls nothing of the manager.
         """
-        if (reason := self._lack()) or self._followed is not None:
+        if (reason := self._lack()) or self.followed is not None:
             return HeldBack(step=None, reason=reason) if reason else None
         held_back = None if self._gatekeeper is None else self._gatekeeper.held_back()
         if held_back is None and (reason := self._failure()):
@@ -93,8 +93,8 @@ class ServingTarget:
 
     def _lack(self) -> str:
         """Return why the version to serve, if there is but one, is not here; empty if it is or may still be found."""
-        if self._followed is not None:
-            return self._lack_of_followed(self._followed)
+        if self.followed is not None:
+            return self._lack_of_followed(self.followed)
         named = self._named_step()
         if named is None or self._store.find(named) is not None or not self._store.is_complete:
             return ""
@@ -162,8 +162,8 @@ class ServingTarget:
     @property
     def shadow(self) -> Shadow | None:
         """What computes a sample of the requests once more on this server, or None."""
-        if self._followed is not None:
-            decision = self._followed.current
+        if self.followed is not None:
+            decision = self.followed.current
             return None if decision is None else decision.shadow
         return None if self.rollout is None else self.rollout.shadow
 
@@ -217,7 +217,7 @@ class ServingTarget:
 
     def steps_to_find(self) -> set[int]:
         """Return the steps that may have to be served although they are not the newest."""
-        decision = None if self._followed is None else self._followed.current
+        decision = None if self.followed is None else self.followed.current
         steps = {
             self._pin.step,
             self._ranking.best(),
@@ -276,7 +276,7 @@ class ServingTarget:
         if decision != self._missing:
             self._missing = decision
             other = "is another checkpoint" if info is not None else "is not"
-            log = _log.warning if isinstance(self._followed, FollowedDecision) else _log.info  # the others download it
+            log = _log.warning if isinstance(self.followed, FollowedDecision) else _log.info  # the others download it
             log(f"the evaluator serves step {decision.step}, which {other} here; serving on what is loaded")
         return None
 
@@ -294,7 +294,7 @@ class ServingTarget:
     def is_certain(self, step: int) -> bool:
         """Whether a step should be serving regardless of older checkpoints."""
         return (
-            self._followed is not None
+            self.followed is not None
             or self._policy != "best"
             or step in (self._pin.step, self._ranking.best_to_serve())
         )

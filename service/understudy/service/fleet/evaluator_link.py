@@ -105,6 +105,7 @@ class GrpcEvaluatorLink:
         self._connected = False
         self._problem = "no evaluator has answered yet"
         self._logged = ""
+        self._newest: tuple[str, ServingDecision] | None = None
         self.traffic = TrafficMeter()
         self._report = ServingReport(step=None, digest="", reason="")
         self._reports: _Reports | None = None
@@ -178,7 +179,7 @@ class GrpcEvaluatorLink:
             for response in calls.follow(iter(reports)):
                 reports.send_traffic(response.traffic_seconds)
                 if response.HasField("decision"):
-                    self._on_decision(_decision(response))
+                    self._decided(address, _decision(response))
                 if not answered:
                     answered = True
                     self._answered(address, response.software_version)
@@ -194,7 +195,7 @@ class GrpcEvaluatorLink:
                 f"this server ({self._software_version})"
             )
         except (UnderstudyError, AnotherEvaluatorError, SettingsError, ValueError) as error:
-            # ValueError: it decided for no checkpoint, or the channel was closed
+            # ValueError: it is behind, decided for no checkpoint, or the channel was closed
             answered = answered and isinstance(error, UnderstudyError)
             problem = str(error)
         finally:
@@ -204,6 +205,21 @@ class GrpcEvaluatorLink:
             self._logged = self._problem
             _log.warning(self._problem)
         return answered
+
+    def _decided(self, address: str, decision: ServingDecision) -> None:
+        """Pass on a decision, unless another address told a later one of the same evaluator: this one is behind.
+
+        Raises:
+            AnotherEvaluatorError: It is another evaluator's.
+            ValueError: It is earlier, or names no checkpoint.
+        """
+        if self._newest is not None:
+            last_address, last = self._newest
+            is_earlier = decision.evaluator_id == last.evaluator_id and decision.sequence < last.sequence
+            if is_earlier and address != last_address:
+                raise ValueError(f"it is at decision {decision.sequence}, and {last_address} told {last.sequence}")
+        self._on_decision(decision)
+        self._newest = address, decision
 
     def _connect(self, address: str) -> tuple[_Reports, FleetCalls]:
         calls = self._settings.connect(address)

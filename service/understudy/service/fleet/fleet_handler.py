@@ -110,7 +110,7 @@ class FleetHandler:
         yield sent
         while True:
             changed = self._changed.subscribe()
-            for decision in [each for each in self._decisions if sent is None or each.sequence > sent.sequence]:
+            for decision in [each for each in self._decisions if _is_later(each, sent)]:
                 yield decision
                 sent = decision
             if reading.done():
@@ -200,11 +200,20 @@ class FleetHandler:
             self._loop.call_soon_threadsafe(self._add_decision, decision)
 
     def _add_decision(self, decision: ServingDecision) -> None:
-        if self._decisions and decision.sequence <= self._decisions[-1].sequence:
+        last = self._decisions[-1] if self._decisions else None
+        if not _is_later(decision, last):
             return
+        if (
+            last is not None and last.evaluator_id != decision.evaluator_id
+        ):  # of another evaluator that this one follows
+            self._decisions.clear()
         self._decisions.append(decision)
         self.fleet.decided(decision)
         self._changed.notify()
+
+
+def _is_later(decision: ServingDecision, than: ServingDecision | None) -> bool:
+    return than is None or decision.evaluator_id != than.evaluator_id or decision.sequence > than.sequence
 
 
 def _message(decision: ServingDecision) -> fleet_pb2.ServingDecision:
