@@ -22,6 +22,7 @@ from understudy.checkpoints.layout import RunDir
 from understudy.checkpoints.training import TrainingJournal, TrainingProgress
 from understudy.evaluator.evaluation.drift import DriftReport, FeatureDrift
 from understudy.evaluator.evaluation.drift_monitor import LiveDrift
+from understudy.evaluator.evaluation.training_end import TrainingWatch
 from understudy.evaluator.records.outbox import DeliveryCounts
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, GpuReading
@@ -132,7 +133,7 @@ def _every_metric() -> list[Metric]:
         journal = TrainingJournal(RunDir(Path(run)))
         journal.record_step(1, TrainingProgress(metrics={"loss": 0.0}))
         with journal:
-            registry.register(RunCollector(Path(run)))
+            registry.register(RunCollector(TrainingWatch(Path(run))))
             return sorted(registry.collect(), key=lambda metric: metric.name)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from understudy.evaluator.evaluation.training_end import read_training
+from understudy.evaluator.evaluation.training_end import TrainingWatch
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.observer import FreezeOutcome, LoadOutcome, Milestone
 from understudy.evaluator.records.ledger import Ledger
@@ -356,15 +355,15 @@ class RunCollector(Collector):
     What is not known is NaN, so that the series exists from the start.
 
     Args:
-        run: The run folder.
+        training: Reads the journal.
     """
 
-    def __init__(self, run: Path) -> None:
-        self._run = run
+    def __init__(self, training: TrainingWatch) -> None:
+        self._training = training
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield every metric."""
-        status = read_training(self._run)
+        status = self._training.read()
         progress = None if status is None else status.progress
         state = GaugeMetricFamily("understudy_run_state", "1 for the state of the training.", labels=["state"])
         for name in STATES:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor
+from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor, TrainingWatch
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.temporary_folders import delete_abandoned
@@ -55,6 +55,9 @@ POLL_SECONDS = 0.5
 
 TRIM_SECONDS = 2.0
 """How often to check whether freed memory is to be given back to the system."""
+
+TRAINING_SECONDS = 30.0
+"""How often to look at the training for those who show it."""
 
 STANDBY_SECONDS = 0.25
 """How often to check whether the state folder is free."""
@@ -135,6 +138,8 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._readiness = Readiness()
         self._recorded = Notifier()
+        folder = settings.journal_folder
+        self._training = None if folder is None else TrainingWatch(folder)
         self._statistics = InferenceStatistics()
         self._registry = new_registry()
         self._fleet: FleetHandler | None = None
@@ -293,8 +298,10 @@ class Service:
         history = History(evaluator.ledger, None if monitor is None else (monitor.dataset, monitor.metric))
         await self._loop.run_in_executor(self._executor, observer.recall, evaluator.ledger, history.add)
         self._registry.register(EvaluatorCollector(evaluator))
-        if self._settings.journal_folder is not None:
-            self._registry.register(RunCollector(self._settings.journal_folder))
+        if self._training is not None:
+            self._registry.register(RunCollector(self._training))
+            watching = asyncio.create_task(self._keep_watching(self._training))
+            stack.callback(watching.cancel)
         return history
 
     def _rest(self, handlers: RequestHandlers, methods: ServedMethods) -> RestApp:
@@ -319,7 +326,7 @@ class Service:
             guard=guard,
             methods=methods,
             read_only=self._settings.read_only,
-            run=self._settings.journal_folder,
+            training=self._training,
             registry=self._registry,
             readiness=self._readiness,
             recorded=self._recorded,
@@ -402,6 +409,12 @@ class Service:
         while True:
             await asyncio.sleep(TRIM_SECONDS)
             await self._loop.run_in_executor(self._executor, trimmer.trim_if_grown)
+
+    async def _keep_watching(self, training: TrainingWatch) -> None:
+        """Look at the training often enough to tell whether it lives, until this is cancelled."""
+        while True:
+            await self._loop.run_in_executor(self._executor, training.read)
+            await asyncio.sleep(TRAINING_SECONDS)
 
     async def _close_evaluator(self, evaluator: Evaluator) -> None:
         await self._loop.run_in_executor(self._executor, evaluator.close)

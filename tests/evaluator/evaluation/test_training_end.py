@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from understudy.checkpoints import RunDir, UnsupportedFormatError
-from understudy.evaluator.evaluation.training_end import ExitReason, TrainingEndMonitor
+from understudy.evaluator.evaluation.training_end import ExitReason, TrainingEndMonitor, TrainingWatch
 
 TIMEOUT_SECONDS = 250.0
 
@@ -90,6 +90,50 @@ def test_a_training_of_a_machine_whose_clock_differs_runs_while_its_heart_beats(
     assert harness.exit_after(1) is None
     harness.caught_up_at = harness.now + 0.5
     assert harness.exit_after(1) is ExitReason.FINISHED
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_a_training_is_shown_as_it_is_whatever_the_clock_of_its_machine_says(
+    harness: TrainingHarness, caplog: pytest.LogCaptureFixture, hours: int
+) -> None:
+    watch = TrainingWatch(harness.run_dir.root, clock=lambda: harness.now, wall_clock=lambda: harness.now + 1e9)
+    offset = 1e9 + 3600 * hours
+
+    def shown_after(seconds: float, *, beats: bool) -> str:
+        harness.now += seconds
+        if beats:
+            harness.training("running", heartbeat_at=harness.now + offset)
+        status = watch.read()
+        assert status is not None
+        return status.state
+
+    shown_after(0, beats=True)  # nobody can tell yet
+    for _ in range(3):
+        assert shown_after(60, beats=True) == "running"
+    assert shown_after(50, beats=False) == "running"
+    assert shown_after(20, beats=False) == "failed"
+    assert shown_after(0, beats=True) == "running"
+    side = {-1: "behind", 1: "ahead of"}.get(hours)
+    said = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert said == ([] if side is None else [f"the trainer's clock is 3600 s {side} this machine's"])
+
+
+@pytest.mark.parametrize(("age_seconds", "state"), [(0, "running"), (50, "running"), (70, "failed")])
+def test_a_heartbeat_that_was_there_before_is_compared_with_this_machine_s_clock(
+    harness: TrainingHarness, age_seconds: float, state: str
+) -> None:
+    watch = TrainingWatch(harness.run_dir.root, clock=lambda: harness.now, wall_clock=lambda: 1e9 + age_seconds)
+    harness.training("running", heartbeat_at=1e9)
+    status = watch.read()
+    assert status is not None
+    assert status.state == state
+
+
+def test_what_is_no_journal_is_not_shown(harness: TrainingHarness) -> None:
+    watch = TrainingWatch(harness.run_dir.root)
+    assert watch.read() is None
+    harness.run_dir.training_json.write_text("{}")
+    assert watch.read() is None
 
 
 def test_a_training_that_begins_again_is_waited_for(harness: TrainingHarness) -> None:

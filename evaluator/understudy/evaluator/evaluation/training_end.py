@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from typing import Protocol
 
 from understudy.checkpoints.checkpoint_errors import UnsupportedFormatError
 from understudy.checkpoints.layout import RunDir
-from understudy.checkpoints.training import TrainingStatus, read_training_status
+from understudy.checkpoints.training import STALE_SECONDS, TrainingStatus, read_training_status
 
 _log = logging.getLogger(__name__)
+
+_LOOKED_SECONDS = 300.0
+"""A heartbeat that changed since one looked so long ago is a sign of life."""
 
 
 class ExitReason(enum.Enum):
@@ -131,12 +135,63 @@ class TrainingEndMonitor:
         return ServiceExit(reason=ExitReason.TIMED_OUT, message=f"{missing} for {self._timeout_seconds:g} s")
 
 
-def read_training(run: Path) -> TrainingStatus | None:
-    """Return the status of the training in a run folder; None if there is none that can be read."""
-    try:
-        return read_training_status(RunDir(run), now=time.time())
-    except (OSError, UnsupportedFormatError):
-        return None
+class TrainingWatch:
+    """Reads a training journal again and again, for those who show it. Thread-safe.
+
+    A heartbeat that changes is a sign of life, whatever the clock of its machine says. Only one that was there before
+    this process looked is compared with this machine's clock.
+
+    Args:
+        run: The run folder.
+        clock: Monotonic clock, in seconds.
+        wall_clock: Seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self, run: Path, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        self._run_dir = RunDir(run)
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._lock = threading.Lock()
+        self._read_at = -math.inf
+        self._heartbeat_at: float | None = None
+        self._last_sign = 0.0
+        self._is_told = False
+
+    def read(self) -> TrainingStatus | None:
+        """Return the status of the training; None if there is none that can be read."""
+        try:
+            status = read_training_status(self._run_dir, now=0.0, stale_after_seconds=math.inf)
+        except (OSError, UnsupportedFormatError):
+            return None
+        if status is None:
+            return None
+        with self._lock:
+            return status.after_silence(self._silence(status))
+
+    def _silence(self, status: TrainingStatus) -> float:
+        now = self._clock()
+        looked_before, self._read_at = now - self._read_at < _LOOKED_SECONDS, now
+        if status.heartbeat_at != self._heartbeat_at:
+            age = self._wall_clock() - status.heartbeat_at
+            is_alive = looked_before and self._heartbeat_at is not None
+            self._last_sign = now if is_alive else now - max(0.0, age)
+            self._heartbeat_at = status.heartbeat_at
+            if is_alive and status.state == "running":
+                self._compare_clocks(age)
+        return now - self._last_sign
+
+    def _compare_clocks(self, age: float) -> None:
+        """Say once that the clock of the trainer's machine is another one than this machine's."""
+        if self._is_told or -STALE_SECONDS <= age <= STALE_SECONDS + _LOOKED_SECONDS:
+            return
+        self._is_told = True
+        _log.warning(
+            "the trainer's clock is %.0f s %s this machine's: the ages of checkpoints are wrong by that",
+            abs(age),
+            "behind" if age > 0 else "ahead of",
+        )
 
 
 def _kind(status: TrainingStatus) -> tuple[str, bool]:

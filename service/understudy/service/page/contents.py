@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from understudy.evaluator.evaluation.training_end import read_training
+from understudy.evaluator.evaluation.training_end import TrainingWatch
 from understudy.evaluator.evaluator import Evaluator
 from understudy.service.live_numbers import LiveReader
 from understudy.service.page.acts import Act
@@ -29,7 +28,7 @@ class Contents:
         views: Reads what is shown about checkpoints.
         operations: Reads what is shown about other programs.
         live: Reads the numbers of the traffic.
-        run: The run folder of the training; None if there is none.
+        training: Reads the journal of the training; None if there is none.
         renderer: Renders the parts.
     """
 
@@ -40,14 +39,14 @@ class Contents:
         views: Views,
         operations: Operations,
         live: LiveReader,
-        run: Path | None,
+        training: TrainingWatch | None,
         renderer: Renderer,
     ) -> None:
         self._evaluator = evaluator
         self._views = views
         self._operations = operations
         self._live = live
-        self._run = run
+        self._training = training
         self._renderer = renderer
 
     def fingerprints(self) -> Mapping[str, object]:
@@ -99,7 +98,7 @@ class Contents:
         return {"fleet": self._operations.fleet()}
 
     def _traffic(self) -> Mapping[str, Any]:
-        return {"live": self._live.read(), "training": None if self._run is None else read_training(self._run)}
+        return {"live": self._live.read(), "training": self._training and self._training.read()}
 
     def _curves(self, first: int) -> Mapping[str, Any]:
         self._views.catch_up()

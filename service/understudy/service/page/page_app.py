@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -18,6 +17,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from understudy.evaluator.evaluation.training_end import TrainingWatch
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
@@ -69,7 +69,7 @@ class PageApp:
         guard: Checks who calls; None to admit every caller.
         methods: The gRPC methods, of which some do what callers do on the page.
         read_only: Whether nothing may be changed.
-        run: The run folder of the training; None if there is none.
+        training: Reads the journal of the training; None if there is none.
         registry: The metrics.
         readiness: The state of the service.
         recorded: Notifies of new entries of the ledger.
@@ -87,7 +87,7 @@ class PageApp:
         guard: Guard | None,
         methods: ServedMethods,
         read_only: bool,
-        run: Path | None,
+        training: TrainingWatch | None,
         registry: CollectorRegistry,
         readiness: Readiness,
         recorded: Notifier,
@@ -104,7 +104,7 @@ class PageApp:
             views=views,
             operations=operations,
             live=LiveReader(lambda: samples_of(registry)),
-            run=run,
+            training=training,
             renderer=self._renderer,
         )
         self._feed = ChangeFeed(
