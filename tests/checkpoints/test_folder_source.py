@@ -25,6 +25,19 @@ from understudy.checkpoints.fs import open_within
 from .conftest import Clock, WriteKeras, set_modified, staged
 
 
+def test_a_folder_that_is_gone_as_a_whole_is_no_news_of_its_checkpoints(
+    source: FolderSource, folder: Path, write_keras: WriteKeras
+) -> None:
+    write_keras(folder / "model-1.keras")
+    (found,) = polled(source)
+    away = folder.rename(folder.with_name("away"))
+    with pytest.raises(FileNotFoundError, match="theirs is gone; waiting for it to return"):
+        source.poll()
+    assert [*source.found] == [found]
+    away.rename(folder)
+    assert not source.poll()
+
+
 def test_a_folder_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
     assert polled(FolderSource(tmp_path / "later", tmp_path / "staging")) == []
 

@@ -85,6 +85,22 @@ def test_new_and_deleted_checkpoints_are_noticed(run: RunDir, publish: Publish) 
     assert [checkpoint.step for checkpoint in polled(source)] == [2]
 
 
+def test_a_folder_that_is_gone_as_a_whole_is_no_news_of_its_checkpoints(run: RunDir, publish: Publish) -> None:
+    """A mount that is lost and returns would else be taken for the end of every checkpoint."""
+    source = RunSource(run)
+    publish(1)
+    (first,) = polled(source)
+    away = run.root.rename(run.root.with_name("away"))
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match="checkpoints is gone; waiting for it to return"):
+            source.poll()
+    assert [*source.found] == [first]
+    away.rename(run.root)
+    assert not source.poll()
+    publish(2)
+    assert [checkpoint.step for checkpoint in polled(source)] == [1, 2]
+
+
 def test_a_folder_without_a_manifest_is_not_there(run: RunDir, publish: Publish) -> None:
     publish(1)
     (run.checkpoint(1) / "manifest.json").unlink()

@@ -26,7 +26,7 @@ from understudy.checkpoints.checkpoint_errors import (
 )
 from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
 from understudy.checkpoints.formats import FORMATS, Content
-from understudy.checkpoints.found_checkpoints import FoundCheckpoints
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints, gone_as_a_whole
 from understudy.checkpoints.layout import MAX_STEP
 from understudy.checkpoints.pauses import doubling_pause
 from understudy.checkpoints.signing import AcceptedKeys
@@ -229,6 +229,8 @@ class FolderSource:
         try:
             by_format = {format_: [*format_.find(self._directory)] for format_ in FORMATS}
         except FileNotFoundError:
+            if self._files:
+                raise FileNotFoundError(gone_as_a_whole(self._directory)) from None
             return []
         present = [format_ for format_, paths in by_format.items() if paths]
         if len(present) > 1:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from understudy.checkpoints.source import Changes, Checkpoint
+
+
+def gone_as_a_whole(folder: Path) -> str:
+    """Return what to say when a folder is gone in which there were checkpoints."""
+    return f"{folder} is gone; waiting for it to return"
 
 
 class FoundCheckpoints:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+from understudy.checkpoints.found_checkpoints import gone_as_a_whole
 from understudy.checkpoints.layout import MAX_STEP, RunDir, parse_number
 
 _log = logging.getLogger(__name__)
@@ -58,14 +59,19 @@ class RunListing:
         self._complete_from = 0.0
 
     def changes(self) -> FolderChanges:
-        """List the folders; return what has changed since the last call."""
+        """List the folders; return what has changed since the last call.
+
+        Raises:
+            FileNotFoundError: The run's checkpoints are gone as a whole, like those of a mount that is lost.
+            OSError: The folder could not be read.
+        """
         began = time.monotonic()
         is_complete = began >= self._complete_from
         before = self._folders
         newest = min(heapq.nlargest(_NEWEST, (step for step, _ in before.values())), default=0)
         found: dict[str, _Folder] = {}
         present: dict[int, FolderStamp] = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._run.checkpoints) as entries:
+        with self._scanned() as entries:
             for entry in entries:
                 known = folder = before.get(name := entry.name)
                 if is_complete or known is None or known[0] >= newest or known[1][0] != entry.inode():
@@ -80,6 +86,14 @@ class RunListing:
             ended = time.monotonic()
             self._complete_from = ended + max(_COMPLETE_SECONDS, (ended - began) / _COMPLETE_SHARE)
         return FolderChanges(present, [before[name][0] for name in before.keys() - found.keys()])
+
+    def _scanned(self) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        try:
+            return os.scandir(self._run.checkpoints)
+        except FileNotFoundError:
+            if not self._folders:
+                return nullcontext(iter(()))
+            raise FileNotFoundError(gone_as_a_whole(self._run.checkpoints)) from None
 
     def forget(self, step: int) -> None:
         """Have the next call of `changes` return a folder again if it is there."""

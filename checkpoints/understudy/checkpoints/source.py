@@ -109,7 +109,7 @@ class CheckpointSource(Protocol):
 
         Raises:
             UnsupportedFormatError: The location holds only unsupported formats.
-            OSError: The location could not be read.
+            OSError: The location could not be read, or is gone with all checkpoints, like a mount that is lost.
         """
 
     def peek(self) -> object:

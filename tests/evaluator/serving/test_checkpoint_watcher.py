@@ -10,6 +10,7 @@ import pytest
 from testkit.many_checkpoints import Reading, publish_many
 from testkit.text_lifecycle import WAIT_SECONDS
 from testkit.watcher_harness import WatcherHarness
+from understudy.evaluator.serving import checkpoint_watcher
 from understudy.evaluator.types import EvaluationOutcome
 
 SCORED, SKIPPED = EvaluationOutcome.SCORED, EvaluationOutcome.SKIPPED
@@ -50,6 +51,24 @@ def test_what_is_settled_is_let_go_but_for_the_serving_version_its_predecessor_a
     harness.controller.pin(3).result(WAIT_SECONDS)
     harness.reconcile()
     assert harness.leased() == [2, 3, 5]
+
+
+def test_a_run_folder_that_is_gone_for_a_while_settles_nothing(
+    harness: WatcherHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.lifecycle.publish(10, 20)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint_watcher, "_PASS_SECONDS", -1.0)  # no time to lease any
+        harness.look()
+    assert harness.leased() == []
+    run = harness.lifecycle.run.checkpoints
+    away = run.rename(run.with_name("away"))
+    with pytest.raises(FileNotFoundError, match="is gone"):
+        harness.look()
+    away.rename(run)
+    harness.reconcile()
+    assert [harness.evaluate_next(loss=1.0) for _ in range(2)] == [10, 20]
+    assert harness.entries() == [(10, SCORED), (20, SCORED)]
 
 
 def test_the_latest_policy_passes_over_what_waits_but_not_what_is_being_evaluated(

@@ -78,10 +78,15 @@ def publish(run: RunDir, step: int) -> ServingDecision:
 
 @contextmanager
 def followed(
-    link: Link, state: Path, *, wake: Callable[[], None] = lambda: None, max_download_mib: int = 1
+    link: Link,
+    state: Path,
+    *,
+    run: RunDir | None = None,
+    wake: Callable[[], None] = lambda: None,
+    max_download_mib: int = 1,
 ) -> Iterator[NetworkFollowing]:
     state.mkdir(exist_ok=True)
-    found = NetworkFollowing(link, state_dir=state, run=None, accepted=None, max_download_mib=max_download_mib)
+    found = NetworkFollowing(link, state_dir=state, run=run, accepted=None, max_download_mib=max_download_mib)
     found.start(on_decision=wake, on_downloaded=lambda _: None)
     try:
         yield found
@@ -175,6 +180,26 @@ def test_the_failed_download_of_each_decision_is_logged_once(
     assert [message.partition(" from")[0] for message in logged] == [
         "cannot download step 10",
         "cannot download step 20",
+    ]
+
+
+def test_checkpoints_come_from_the_evaluator_while_the_shared_folder_is_gone(
+    run: RunDir, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = publish(run, 10), publish(run, 20)
+    away = run.root.with_name("away")
+    link = Link(RunDir(away))
+    with followed(link, tmp_path / "state", run=run) as source:
+        link.decide(first)
+        assert steps(source) == [10, 20]
+        run.root.rename(away)
+        link.decide(second)
+        downloads = RunDir(tmp_path / "state" / following.DOWNLOADS_DIR)
+        until(lambda: downloads.checkpoint(20).is_dir())
+        assert steps(source) == steps(source) == [10, 20]
+        assert link.offsets == [0]
+    assert [record.message for record in caplog.records if "shared run folder" in record.message] == [
+        f"the shared run folder cannot be read: {run.checkpoints} is gone; waiting for it to return"
     ]
 
 

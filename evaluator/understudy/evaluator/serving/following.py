@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
@@ -117,6 +118,7 @@ class NetworkFollowing:
         self._clock = clock
         self._downloaded = RunSource(self._downloads, accepted=accepted, is_private=True)
         self._shared = None if run is None else RunSource(run, accepted=accepted)
+        self._is_shared_lost = False
         self._found = FoundCheckpoints()
         self._changed_steps: set[int] = set()
         self._lock = threading.Lock()
@@ -194,12 +196,24 @@ class NetworkFollowing:
             self._changed.notify_all()  # the accepted keys may have changed
         self._changed_steps |= self._downloaded.poll(wanted).keys()
         if self._shared is not None:
-            self._changed_steps |= self._shared.poll(wanted).keys()
+            self._changed_steps |= self._poll_shared(self._shared, wanted)
         for step in self._changed_steps:
             shared = None if self._shared is None else self._shared.find(step)
             self._found.set(step, self._downloaded.find(step) or shared)
         self._changed_steps.clear()
         return self._found.take_changes()
+
+    def _poll_shared(self, shared: RunSource, wanted: Collection[int]) -> AbstractSet[int]:
+        """Return the steps that changed in the shared folder; while it cannot be read, the evaluator sends files."""
+        try:
+            changes = shared.poll(wanted)
+        except OSError as error:
+            if not self._is_shared_lost:
+                _log.warning("the shared run folder cannot be read: %s", error)
+            self._is_shared_lost = True
+            return set()
+        self._is_shared_lost = False
+        return changes.keys()
 
     def peek(self) -> object:
         """See `CheckpointSource`."""
