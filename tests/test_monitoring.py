@@ -66,6 +66,10 @@ CAUSES = {
             'understudy_evaluations_total{instance="a",outcome="scored"}': FLAT,
         },
     },
+    "UnderstudySourceFails": {
+        "silent": {'understudy_source_failures{instance="a"}': "1 0 2 0x600"},
+        "firing": {'understudy_source_failures{instance="a"}': "1+1x600"},
+    },
     "UnderstudyGpuMemoryErrors": good_and_bad(
         'understudy_device_ecc_errors_total{kind="corrected"}', 'understudy_device_ecc_errors_total{kind="uncorrected"}'
     ),

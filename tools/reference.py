@@ -46,6 +46,7 @@ class _IdleEvaluator:
     """A stub of an evaluator with one device and no serving version, for the gauges' collector."""
 
     replicas = 1
+    source_failures = 0
     serving_step = latest_step = best_step = rollout = None
 
     def checkpoint_age_seconds(self) -> None:

@@ -81,6 +81,7 @@ class IdleEvaluator:
         self.gpu_readings = lambda: readings
         self.checkpoint_age_seconds = lambda: None
         self.checkpoints_waiting = lambda: 0
+        self.source_failures = 0
         self.device_memory = dict
 
 

@@ -56,6 +56,11 @@ class EvaluatorState(EvaluatorLifecycle):
         """Return how many checkpoints wait to be scored or are being scored."""
         return len(self._components.backlog)
 
+    @property
+    def source_failures(self) -> int:
+        """How often in a row the checkpoints of the source could not be followed."""
+        return self._components.watcher.failures
+
     def is_caught_up(self, since: float) -> bool:
         """Return whether a poll after ``since``, on the `time.monotonic` clock, found nothing left to evaluate."""
         return self._components.watcher.is_caught_up(since)

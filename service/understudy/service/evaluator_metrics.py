@@ -279,6 +279,11 @@ class EvaluatorCollector(Collector):
             "Checkpoints that wait to be scored, with the one being scored.",
             evaluator.checkpoints_waiting(),
         )
+        yield _gauge(
+            "understudy_source_failures",
+            "How often in a row the source of checkpoints, or the state folder, could not be used; the log says why.",
+            evaluator.source_failures,
+        )
         rollout = evaluator.rollout
         yield _gauge(
             "understudy_rollout_step",

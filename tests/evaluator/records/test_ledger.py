@@ -373,6 +373,24 @@ def test_a_file_that_is_no_database_is_refused_by_name(path: Path) -> None:
         Ledger(path)
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_nothing_is_written_while_another_file_or_none_is_where_the_ledger_was(
+    path: Path, ledger: Ledger, *, replaced: bool
+) -> None:
+    append(ledger, 1)
+    away = path.parent.rename(path.parent.with_name("away"))
+    if replaced:
+        path.parent.mkdir()
+        Ledger(path).close()
+    with pytest.raises(LedgerError, match="was deleted, moved or replaced while it was in use"):
+        append(ledger, 2)
+    assert [entry.step for entry in ledger.page()] == [1]
+    shutil.rmtree(path.parent, ignore_errors=True)
+    away.rename(path.parent)
+    append(ledger, 2)
+    assert [entry.step for entry in ledger.page()] == [1, 2]
+
+
 def test_a_full_disk_loses_nothing(ledger: Ledger) -> None:
     append(ledger, 1)
     (pages,) = ledger._connection.execute("PRAGMA page_count").fetchone()

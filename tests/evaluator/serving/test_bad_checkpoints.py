@@ -85,7 +85,7 @@ def test_a_retry_that_nothing_needs_any_more_does_not_keep_it_looking(harness: W
     (harness.lifecycle.run.checkpoint(1) / "model.keras").write_text("too short")
     harness.reconcile()
     harness.reconcile()
-    assert harness.watcher._pause_seconds(failures=0) == 1.0
+    assert harness.watcher._pause_seconds() == 1.0
     shutil.rmtree(harness.lifecycle.run.checkpoint(1))
     harness.lifecycle.clock.now += 2
     harness.reconcile()
@@ -93,7 +93,7 @@ def test_a_retry_that_nothing_needs_any_more_does_not_keep_it_looking(harness: W
     assert harness.entries() == [(1, FAILED)]
     harness.lifecycle.clock.now += 60
     harness.reconcile()
-    assert harness.watcher._pause_seconds(failures=0) == 3600, "the poll interval"
+    assert harness.watcher._pause_seconds() == 3600, "the poll interval"
 
 
 def test_a_damaged_checkpoint_that_is_held_is_given_up_with_the_reason_also_after_its_deletion(

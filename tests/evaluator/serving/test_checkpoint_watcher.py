@@ -10,6 +10,8 @@ import pytest
 from testkit.many_checkpoints import Reading, publish_many
 from testkit.text_lifecycle import WAIT_SECONDS
 from testkit.watcher_harness import WatcherHarness
+from understudy.checkpoints.layout import step_name
+from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.serving import checkpoint_watcher
 from understudy.evaluator.types import EvaluationOutcome
 
@@ -60,7 +62,7 @@ def test_a_run_folder_that_is_gone_for_a_while_settles_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint_watcher, "_PASS_SECONDS", -1.0)  # no time to lease any
         harness.look()
-    assert harness.leased() == []
+    assert not (harness.lifecycle.run.leases / step_name(10)).exists()
     run = harness.lifecycle.run.checkpoints
     away = run.rename(run.with_name("away"))
     with pytest.raises(FileNotFoundError, match="is gone"):
@@ -69,6 +71,23 @@ def test_a_run_folder_that_is_gone_for_a_while_settles_nothing(
     harness.reconcile()
     assert [harness.evaluate_next(loss=1.0) for _ in range(2)] == [10, 20]
     assert harness.entries() == [(10, SCORED), (20, SCORED)]
+
+
+def test_nothing_is_decided_while_another_state_folder_is_where_the_evaluator_s_was(harness: WatcherHarness) -> None:
+    state = harness.lifecycle.run.evaluator
+    harness.lifecycle.publish(1)
+    harness.reconcile()
+    away = state.rename(state.with_name("away"))
+    state.mkdir()
+    harness.lifecycle.write(2)
+    with pytest.raises(LedgerError, match="was deleted, moved or replaced"):
+        harness.watcher._pass()
+    assert harness.serving_step() == 1
+    assert not [*state.iterdir()]
+    state.rmdir()
+    away.rename(state)
+    harness.reconcile()
+    assert harness.serving_step() == 2
 
 
 def test_the_latest_policy_passes_over_what_waits_but_not_what_is_being_evaluated(

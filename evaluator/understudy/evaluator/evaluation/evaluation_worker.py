@@ -148,6 +148,7 @@ class EvaluationWorker:
             return False
         key = _key(info, dataset)
         try:
+            self._recorder.check_present()
             self._scoring.score(servable, dataset, is_wanted=lambda: not self._closing.is_set())
         except _TRANSIENT as error:
             _log.warning("evaluation put off", extra={"step": info.step, "dataset": dataset.name, "reason": str(error)})

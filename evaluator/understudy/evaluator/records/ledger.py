@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from understudy.evaluator.evaluator_errors import LedgerError
 from understudy.evaluator.records.comparable_curves import ComparableCurves
 from understudy.evaluator.records.entries import (
     COLUMNS,
@@ -84,10 +85,23 @@ class Ledger:
         self._clock = clock
         self._lock = threading.Lock()
         self._connection = open_ledger_file(path, file_system_of(path.parent))
+        self._inode = path.stat().st_ino
         with reporting(self._path):
             self._last_sequence = int(self._value("SELECT COALESCE(MAX(sequence), 0) FROM evaluations"))
             firsts = self._connection.execute("SELECT dataset, metric, digest FROM first_scores")
             self.curves = ComparableCurves({(dataset, metric): digest for dataset, metric, digest in firsts})
+
+    def check_present(self) -> None:
+        """Raise LedgerError if the file is no longer where it was opened: what is written would be lost."""
+        try:
+            is_present = self._path.stat().st_ino == self._inode
+        except OSError:
+            is_present = False
+        if not is_present:
+            raise LedgerError(
+                f"the ledger {self._path} was deleted, moved or replaced while it was in use; nothing is decided or "
+                "recorded until it is back; to begin a new one, start this server again"
+            )
 
     @property
     def last_sequence(self) -> int:
@@ -129,7 +143,7 @@ class Ledger:
 
     def _write(self, identity: Sequence[Any], content: Sequence[Any], values: bytes | None) -> EvaluationRecord:
         """Insert an entry and its resampled values, and add its event to the outbox, unless it is already there."""
-        with self._using():
+        with self._writing():
             with self._connection:
                 cursor = self._connection.execute(
                     "INSERT INTO evaluations (checkpoint_digest, step, dataset, dataset_digest, outcome, "
@@ -171,7 +185,7 @@ class Ledger:
         """
         if self._outbox is None:
             return
-        with self._using():
+        with self._writing():
             with self._connection:
                 for event, once in announcements:
                     cursor = self._connection.execute(
@@ -196,7 +210,7 @@ class Ledger:
         """
         if self._outbox is None:
             return
-        with self._using():
+        with self._writing():
             row = self._connection.execute("SELECT step, checkpoint_digest, created_at FROM last_served").fetchone()
             last = None if row is None else LastServed(*row)
             if last is not None and last[:2] == served[:2]:
@@ -348,6 +362,12 @@ class Ledger:
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
         with self._lock, reporting(self._path):
+            yield
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._using():
+            self.check_present()
             yield
 
     def _select(self, where: str, values: Sequence[Any]) -> list[EvaluationRecord]:

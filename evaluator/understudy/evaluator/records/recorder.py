@@ -120,6 +120,10 @@ class Recorder:
         self._requested: dict[CheckpointKey, dict[str, EvaluationDataset]] = {}
         self.changes = StepChanges()
 
+    def check_present(self) -> None:
+        """Raise LedgerError if the ledger is no longer where it was opened."""
+        self._ledger.check_present()
+
     def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:
         """Return the datasets without a final record for a checkpoint, in the order of scoring."""
         if (step, digest, WHOLE_CHECKPOINT, "") in self._recorded:

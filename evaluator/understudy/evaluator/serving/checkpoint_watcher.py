@@ -12,7 +12,7 @@ from sortedcontainers import SortedSet
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.checkpoints.pauses import doubling_pause
-from understudy.evaluator.evaluator_errors import DrainingError, VersionNotFoundError, exhausted_resource
+from understudy.evaluator.evaluator_errors import DrainingError, LedgerError, VersionNotFoundError, exhausted_resource
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.serving.backlog import Backlog
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
@@ -42,6 +42,7 @@ _FIRST_LOAD_SECONDS = 10.0
 _PASS_SECONDS = 0.5
 """How long one pass may lease or skip checkpoints before it polls for newer ones."""
 
+_FAILED = "following the source failed, to be tried again"
 _SUPERSEDED = "a newer checkpoint was published before this one was evaluated, and the policy is to evaluate the latest"
 
 
@@ -72,6 +73,9 @@ class CheckpointWatcher:
         events: Receives what is committed, and is flushed in every pass.
         policy: Which checkpoints to evaluate.
         poll_interval_seconds: The poll interval, unless woken or `peek` changes.
+
+    Attributes:
+        failures: How many passes failed in a row.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class CheckpointWatcher:
         self._verified: set[CheckpointKey] = set()
         self._is_done = False
         self._caught_up_at = -math.inf
+        self.failures = 0
         self._woken = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="understudy-watcher")
@@ -145,21 +150,31 @@ class CheckpointWatcher:
         join(self._thread, timeout_seconds, error="the source of checkpoints did not answer within")
 
     def _run(self) -> None:
-        failures = 0
         while not self._closing:
             self._woken.clear()
             seen = self._store.peek()
             try:
-                self._reconcile()
-                self._events.flush()
-                failures = 0
+                self._pass()
+                self.failures = 0
             except DrainingError:
                 return
+            except (LedgerError, OSError) as error:  # its text says it all
+                self.failures += 1
+                _log.warning("%s", _FAILED, extra={"failures": self.failures, "reason": str(error)})
             except Exception:  # noqa: BLE001 - the thread must survive any error of a disk or a source
-                failures += 1
-                _log.exception("following the source failed, to be tried again", extra={"failures": failures})
+                self.failures += 1
+                _log.exception("%s", _FAILED, extra={"failures": self.failures})
+            self._pause(self._pause_seconds(), seen)
+
+    def _pass(self) -> None:
+        """Find out what has changed, act on it, and tell other servers what is serving."""
+        if self._target.followed is None:
+            self._recorder.check_present()  # else another evaluator's files might be where this one's were
+        try:
+            self._reconcile()
+            self._events.flush()
+        finally:
             self._publish_serving()
-            self._pause(self._pause_seconds(failures), seen)
 
     def _pause(self, seconds: float, seen: object) -> None:
         """Wait until the next pass is due, `wake` is called, `peek` differs from ``seen``, or a decision is read."""
@@ -169,9 +184,9 @@ class CheckpointWatcher:
             if is_woken or self._store.peek() != seen or self._controller.has_news():
                 return
 
-    def _pause_seconds(self, failures: int) -> float:
-        if failures:
-            return doubling_pause(failures, first=self._poll_interval_seconds, longest=_LONGEST_PAUSE_SECONDS)
+    def _pause_seconds(self) -> float:
+        if self.failures:
+            return doubling_pause(self.failures, first=self._poll_interval_seconds, longest=_LONGEST_PAUSE_SECONDS)
         if not self._is_done:
             is_first_load = self._manager.serving is None and self._controller.is_changing
             return _FIRST_LOAD_SECONDS if is_first_load else 0.0
