@@ -68,6 +68,21 @@ def test_while_the_checkpoint_to_serve_is_not_here_readiness_and_refusals_say_so
     assert service.wait_ready() == 10
 
 
+@pytest.mark.parametrize("setting", ["run_dir", "checkpoints"])
+def test_while_there_is_no_folder_of_checkpoints_readiness_and_refusals_name_it(
+    run_service: Run, tmp_path: Path, setting: str
+) -> None:
+    """The trainer may still create it, or its path is mistyped."""
+    folder = tmp_path / "mistyped"
+    service = run_service({setting: folder})
+    said = f"there is no folder {folder / 'checkpoints' if setting == 'run_dir' else folder} yet"
+    until(lambda: said in httpx.get(f"http://{service.http}/readyz").json()["reason"])
+    with pytest.raises(UnavailableError, match=re.escape(said)):
+        service.client().predict({"x": ones(1)}, version="serving")
+    (folder / "checkpoints").mkdir(parents=True)
+    until(lambda: "no folder" not in httpx.get(f"http://{service.http}/readyz").json()["reason"])
+
+
 def test_while_the_only_checkpoint_cannot_be_loaded_readiness_and_refusals_say_why(
     run_service: Run, chief: Chief, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from understudy.checkpoints.checkpoint_errors import (
 )
 from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
 from understudy.checkpoints.formats import FORMATS, Content
-from understudy.checkpoints.found_checkpoints import FoundCheckpoints, gone_as_a_whole
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints, gone_as_a_whole, not_there_yet
 from understudy.checkpoints.layout import MAX_STEP
 from understudy.checkpoints.pauses import doubling_pause
 from understudy.checkpoints.signing import AcceptedKeys
@@ -99,6 +99,7 @@ class FolderSource:
         self._found = FoundCheckpoints()
         self._staged: dict[str, float] = {}
         self._is_complete = True
+        self._is_missing = False
         self._polls = 0
         self._staging = Staging(staging)
         self._steps_file = staging / "steps.json"
@@ -109,6 +110,11 @@ class FolderSource:
     def is_complete(self) -> bool:
         """See `CheckpointSource`."""
         return self._is_complete
+
+    @property
+    def missing(self) -> str:
+        """See `CheckpointSource`."""
+        return not_there_yet(self._directory) if self._is_missing else ""
 
     @property
     def found(self) -> Sequence[Checkpoint]:
@@ -231,7 +237,9 @@ class FolderSource:
         except FileNotFoundError:
             if self._files:
                 raise FileNotFoundError(gone_as_a_whole(self._directory)) from None
+            self._is_missing = True
             return []
+        self._is_missing = False
         present = [format_ for format_, paths in by_format.items() if paths]
         if len(present) > 1:
             examples = ", ".join(by_format[format_][0].name for format_ in present)

@@ -13,6 +13,11 @@ def gone_as_a_whole(folder: Path) -> str:
     return f"{folder} is gone; waiting for it to return"
 
 
+def not_there_yet(folder: Path | str) -> str:
+    """Return what to say about a folder of checkpoints that does not exist."""
+    return f"there is no folder {folder} yet; if nothing is to create it, the path is mistyped"
+
+
 class FoundCheckpoints:
     """The checkpoints of one source by their steps. For one thread at a time."""
 

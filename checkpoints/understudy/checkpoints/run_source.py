@@ -18,7 +18,7 @@ from understudy.checkpoints.checkpoint_errors import (
     DamagedCheckpointError,
     UntrustedCheckpointError,
 )
-from understudy.checkpoints.found_checkpoints import FoundCheckpoints
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints, not_there_yet
 from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
 from understudy.checkpoints.manifest import SIGNATURE_FILE
 from understudy.checkpoints.run_listing import FolderStamp, RunListing
@@ -79,6 +79,12 @@ class RunSource:
     def is_complete(self) -> bool:
         """See `CheckpointSource`."""
         return not self._unread
+
+    @property
+    def missing(self) -> str:
+        """See `CheckpointSource`."""
+        is_missing = self._listing is not None and self._listing.changed_at is None
+        return not_there_yet(self._run.checkpoints) if is_missing else ""
 
     @property
     def found(self) -> Sequence[Checkpoint]:

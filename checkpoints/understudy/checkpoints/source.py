@@ -94,6 +94,10 @@ class CheckpointSource(Protocol):
         """Whether the last `poll` found all checkpoints. If not, the next one finds more."""
 
     @property
+    def missing(self) -> str:
+        """What the last `poll` found that there is not, if the location does not exist; else empty."""
+
+    @property
     def found(self) -> Sequence[Checkpoint]:
         """The checkpoints that the last `poll` left, in step order."""
 

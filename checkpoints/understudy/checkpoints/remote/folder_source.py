@@ -38,6 +38,11 @@ class RemoteFolderSource:
         return self._local.is_complete
 
     @property
+    def missing(self) -> str:
+        """See `CheckpointSource`. In a bucket there are no folders without files."""
+        return ""
+
+    @property
     def found(self) -> Sequence[Checkpoint]:
         """See `CheckpointSource`."""
         return self._local.found

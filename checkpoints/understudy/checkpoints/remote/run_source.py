@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from understudy.checkpoints.checkpoint_errors import CheckpointGoneError, DamagedCheckpointError
-from understudy.checkpoints.found_checkpoints import FoundCheckpoints
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints, not_there_yet
 from understudy.checkpoints.fs import remove_folder, sweep, temporary_folder
 from understudy.checkpoints.layout import MANIFEST_FILE, RunDir, parse_number
 from understudy.checkpoints.low_priority import at_low_priority
@@ -55,6 +55,7 @@ class RemoteRunSource:
         self._local = RunSource(mirror, accepted=accepted)
         self._is_swept = False
         self._is_mirrored = True
+        self._is_missing = False
         self._refused: set[str] = set()
         self._list_from = -math.inf
         self._found = FoundCheckpoints()
@@ -68,6 +69,11 @@ class RemoteRunSource:
         """Raise StorageRefusalError or another RemoteStorageError if the folder cannot be read now."""
         if not self._files.list(_chosen):
             _log.warning("there is no run folder %s; waiting for it to appear", self._files.url)
+
+    @property
+    def missing(self) -> str:
+        """See `CheckpointSource`."""
+        return not_there_yet(self._files.url) if self._is_missing else ""
 
     @property
     def found(self) -> Sequence[Checkpoint]:
@@ -89,6 +95,7 @@ class RemoteRunSource:
     def _refresh(self, wanted: Collection[int]) -> None:
         began = time.monotonic()
         listed = self._files.list(_chosen)
+        self._is_missing = not listed
         self._list_from = time.monotonic() + (time.monotonic() - began) / _LISTING_SHARE
         self._mirror.checkpoints.mkdir(parents=True, exist_ok=True)
         if not self._is_swept:

@@ -74,6 +74,11 @@ class CheckpointStore:
         """Whether the last `refresh` found all checkpoints. If not, the next one finds more."""
         return self._source.is_complete and not self._unread_leftovers
 
+    @property
+    def missing(self) -> str:
+        """What there is not, if the source's location does not exist; else empty."""
+        return self._source.missing
+
     def refresh(self, wanted: Collection[int] = ()) -> None:
         """Poll the source for its current checkpoints, newest first. For one thread at a time.
 

@@ -186,6 +186,11 @@ class NetworkFollowing:
         return self._downloaded.is_complete and (self._shared is None or self._shared.is_complete)
 
     @property
+    def missing(self) -> str:
+        """See `CheckpointSource`. The evaluator has what is missing here."""
+        return ""
+
+    @property
     def found(self) -> Sequence[Checkpoint]:
         """See `CheckpointSource`."""
         return self._found.in_order()
