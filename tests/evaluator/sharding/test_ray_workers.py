@@ -28,6 +28,7 @@ from testkit.checkpoints import Chief
 from testkit.preloading import preloaded
 from testkit.ray_cluster import ENVIRONMENT, RayCluster, running
 from testkit.served import serving
+from understudy.checkpoints import temporary_folders
 from understudy.checkpoints.layout import MODEL_FILE, RunDir
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint
 from understudy.clients import Client, Evaluation, NotFoundError
@@ -118,6 +119,29 @@ def test_workers_that_live_compute_the_next_work_and_the_others_are_replaced(
     finally:
         pool.close()
     until(lambda: not any(process.is_running() for process in actors))
+
+
+def test_the_temporary_folder_of_a_worker_that_was_killed_is_deleted_at_the_end(
+    case: Case, cluster: RayCluster
+) -> None:
+    from understudy.evaluator.sharding import ray_pool
+
+    found: list[Path] = []
+
+    def has_folder() -> bool:
+        files = [Path(file.path) for process in worker_processes() for file in process.open_files()]
+        found.extend(file.parent for file in files if file.name == temporary_folders.LOCK_FILE)
+        return bool(found)
+
+    pool = ray_pool.RayPool(pickle.dumps(case.work), case.work.model.folder, address=cluster.address)
+    try:
+        until(lambda: pool.capacity == 2)
+        worker = pool.start_worker()
+        until(has_folder)
+        pool.kill(worker)
+    finally:
+        pool.close()
+    assert not [folder for folder in found if folder.exists()]
 
 
 def compute_all(pool: RayPool, work: Work) -> set[int]:

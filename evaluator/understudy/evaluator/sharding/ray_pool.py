@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from understudy.checkpoints.temporary_folders import TemporaryFolder
+from understudy.checkpoints.temporary_folders import TemporaryFolder, delete_abandoned
 from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
 from understudy.evaluator.sharding.cluster_pool import MODE_VARIABLE
 from understudy.evaluator.sharding.pool import (
@@ -43,6 +43,9 @@ _NODES_SECONDS: Final = 1.0
 _CHECK_SECONDS: Final = 120.0
 _CONNECT_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 5.0
+_DELETION_SECONDS: Final = 20.0
+_DELETIONS: Final = 10
+_DELETION_PAUSE_SECONDS: Final = 0.2
 
 
 class RayPool:
@@ -70,6 +73,7 @@ class RayPool:
         self._workers: dict[WorkerId, _Actor] = {}
         self._kept: list[_Actor] = []
         self._under_way: dict[Any, tuple[WorkerId, int | None]] = {}
+        self._deserted: set[str] = set()
         self._nodes: list[str] = []
         self._nodes_read = -_NODES_SECONDS
         self._woken = threading.Event()
@@ -116,7 +120,7 @@ class RayPool:
         answered = _answered(asked)
         for ref, actor in asked.items():
             if ref not in answered:
-                _end(actor)
+                self._end(actor)
             elif _is_result(ref):
                 continue
             self._kept.remove(actor)
@@ -158,7 +162,7 @@ class RayPool:
         if actor is None:
             return
         self._under_way = {ref: of for ref, of in self._under_way.items() if of[0] != worker}
-        _end(actor)
+        self._end(actor)
 
     def wait(self, timeout_seconds: float) -> Sequence[Event]:
         """See `WorkerPool`."""
@@ -183,9 +187,28 @@ class RayPool:
         """See `WorkerPool`."""
         self._release()
         while self._kept:
-            ray.kill(self._kept.pop().handle, no_restart=True)
+            self._end_actor(self._kept.pop())
+        self._delete_left_behind()
         if self._owns_connection:
             ray.shutdown()
+
+    def _end(self, actor: _Actor) -> None:
+        """Kill an actor. A process that is stopped does not answer Ray, so it is also killed by its id."""
+        self._end_actor(actor)
+        if actor.process is not None:
+            _kill_process().options(scheduling_strategy=_on(actor.node)).remote(actor.process)
+
+    def _end_actor(self, actor: _Actor) -> None:
+        ray.kill(actor.handle, no_restart=True)
+        if actor.process is None:  # it was loading its first model, from a temporary folder
+            self._deserted.add(actor.node)
+
+    def _delete_left_behind(self) -> None:
+        """Have the nodes that are there delete the temporary folders of the workers that were killed on them."""
+        nodes = self._deserted & {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        deleting = [_deletion().options(scheduling_strategy=_on(node)).remote() for node in nodes]
+        if deleting:
+            ray.wait(deleting, num_returns=len(deleting), timeout=_DELETION_SECONDS)
 
     def _event(self, ref: Any) -> Event:
         worker, shard = self._under_way.pop(ref)
@@ -267,13 +290,6 @@ def _actor_class() -> Any:
     return ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(ClusterWorker)
 
 
-def _end(actor: _Actor) -> None:
-    """Kill an actor. A process that is stopped does not answer Ray, so it is also killed by its id."""
-    ray.kill(actor.handle, no_restart=True)
-    if actor.process is not None:
-        _kill_process().options(scheduling_strategy=_on(actor.node)).remote(actor.process)
-
-
 def _answered(asked: Collection[Any]) -> Collection[Any]:
     """Return those of some references that are ready soon."""
     if not asked:
@@ -297,6 +313,17 @@ def _kill_process() -> Any:
 def _kill(process: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
+
+
+def _deletion() -> Any:
+    return ray.remote(num_cpus=0, max_retries=0)(_delete_abandoned)
+
+
+def _delete_abandoned() -> None:
+    """Delete what killed processes left, of which some may not have ended yet."""
+    for _ in range(_DELETIONS):
+        delete_abandoned()
+        time.sleep(_DELETION_PAUSE_SECONDS)
 
 
 def _on(node: str) -> Any:
