@@ -46,8 +46,10 @@ def test_leaving_the_block_finishes_at_the_last_step(run: RunDir) -> None:
     assert (status.state, status.step, status.final_step) == ("finished", 600, 600)
 
 
-@pytest.mark.parametrize("error", [ValueError("loss is NaN"), KeyboardInterrupt("")])
-def test_an_exception_is_the_reason_of_failure_and_goes_on(run: RunDir, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"), [(ValueError("loss is NaN"), "ValueError: loss is NaN"), (KeyboardInterrupt(), "interrupted")]
+)
+def test_an_exception_is_the_reason_of_failure_and_goes_on(run: RunDir, error: BaseException, reason: str) -> None:
     def train() -> None:
         with TrainingJournal(run) as journal:
             journal.record_step(100)
@@ -58,7 +60,7 @@ def test_an_exception_is_the_reason_of_failure_and_goes_on(run: RunDir, error: B
     status = read_training_status(run, now=time.time())
     assert status is not None
     assert (status.state, status.step, status.final_step) == ("failed", 100, None)
-    assert status.reason == f"{type(error).__name__}: {error}"
+    assert (status.reason, status.may_resume) == (reason, False)
 
 
 def test_a_new_training_takes_the_place_of_an_old_one(run: RunDir) -> None:

@@ -73,7 +73,7 @@ def test_a_search_without_checkpoints_ends_at_once(arguments: tuple[str, ...], s
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 1), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
 )
 def test_a_search_that_is_ended_leaves_no_process_and_no_file(
     command: list[str], tmp_path: Path, number: signal.Signals, status: int

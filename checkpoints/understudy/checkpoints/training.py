@@ -131,7 +131,8 @@ class TrainingJournal:
             self._write("finished")
         else:
             may_resume = isinstance(exc, self._mended_by_restart)
-            self._write("failed", reason=f"{type(exc).__name__}: {exc}", may_resume=may_resume)
+            reason = "interrupted" if isinstance(exc, KeyboardInterrupt) else f"{type(exc).__name__}: {exc}"
+            self._write("failed", reason=reason, may_resume=may_resume)
 
     def _beat(self) -> None:
         while not self._ended.wait(_HEARTBEAT_SECONDS):

@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from understudy.cli.command_errors import missing_extras_reported
+from understudy.cli.command_errors import INTERRUPTED, missing_extras_reported
 
 _COMMANDS: Final = {
     "train": "Train an experiment and publish its checkpoints.",
@@ -91,9 +91,13 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; report the extra to install if it needs one."""
-        with missing_extras_reported():
-            return super().invoke(ctx)
+        """Run the command; report the extra to install if it needs one, and that it was interrupted."""
+        try:
+            with missing_extras_reported():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def _choose_backend() -> None:
