@@ -19,7 +19,7 @@ from integration.conftest import Run
 from soak.programs import Program
 from testkit.buckets import BucketServer, StoreServer, bucket_server, gcs_server
 from testkit.checkpoints import Chief, ones, step_model, write_dataset
-from testkit.in_process import WAIT_SECONDS, until
+from testkit.in_process import WAIT_SECONDS, running_service, until
 from testkit.preloading import preloaded
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.checkpoints.layout import MANIFEST_FILE, step_name
@@ -187,6 +187,42 @@ def test_a_pin_is_carried_out_while_the_bucket_does_not_answer(
         until(lambda: client.predict({"x": ones(1)}).step == 20)
     finally:
         s3.start()
+
+
+def test_while_a_bucket_refuses_is_gone_or_is_emptied_the_evaluator_and_who_follows_it_serve_on(
+    s3: BucketServer, run_service: Run, replicas: tuple[str, ...], tmp_path: Path, chief: Chief
+) -> None:
+    url = f"{s3.make_bucket()}/run"
+    for step in (10, 20):
+        chief.publish(step)
+    s3.upload(tmp_path / "run", url)
+    evaluator = run_service({"run_dir": Path(url)}, {"version_policy": 20})
+    assert evaluator.wait_ready() == 20
+    follow = {"follow": evaluator.grpc}
+    settings = {**follow, "follow_name": "one"}
+    with running_service(settings, follow, replicas=replicas, state_dir=tmp_path / "one") as server:
+        assert server.wait_ready() == 20
+        clients = [evaluator.client(), server.client()]
+
+        def all_serve(step: int) -> bool:
+            return [client.predict({"x": ones(1)}).step for client in clients] == [step, step]
+
+        s3.refuse = lambda _: "403 FORBIDDEN"
+        until(lambda: evaluator.metric("understudy_source_failures") > 0)
+        assert all_serve(20)
+        s3.refuse = lambda _: None
+        until(lambda: evaluator.metric("understudy_source_failures") == 0)
+
+        for name in s3.names(url):
+            s3.remove(f"{url}/{name}")
+        until(lambda: {entry.step for entry in clients[0].checkpoints()} == {20})
+        assert all_serve(20)
+        assert evaluator.metric("understudy_source_failures") == 0
+
+        s3.upload(tmp_path / "run", url)
+        until(lambda: {entry.step for entry in clients[0].checkpoints()} == {10, 20})
+        clients[0].promote(10)
+        until(lambda: all_serve(10))
 
 
 def test_foreign_checkpoints_in_a_bucket_are_served(s3: BucketServer, run_service: Run, tmp_path: Path) -> None:
