@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import re
 import ssl
 import time
 from base64 import urlsafe_b64encode
@@ -121,13 +122,17 @@ def test_a_web_token_names_its_caller_and_groups(site: Site) -> None:
 
 def test_a_web_token_that_is_not_for_us_is_refused(site: Site) -> None:
     sign = site.issuer.token
-    assert "the token has expired" in site.refusal(sign(exp=int(time.time()) - 60))
+    here = r"by this server's clock, at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+    assert re.search(rf"the token has expired {here}; get a new one", site.refusal(sign(exp=int(time.time()) - 60)))
+    later = int(time.time()) + 600
+    for early in (sign(nbf=later), sign(iat=later)):
+        refusal = site.refusal(early)
+        assert re.search(rf"the token of the issuer 'corp' is not valid yet {here}; compare the clocks", refusal)
     for wrong in (
         sign(aud="another"),
         sign(exp=None),
         sign(sub=None),
         sign(sub="line\nbreak"),
-        sign(nbf=int(time.time()) + 600),
         sign()[:-8] + "AAAAAAAA",
         TokenIssuer().token(),
     ):

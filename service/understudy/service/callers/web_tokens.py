@@ -9,13 +9,14 @@ import json
 import ssl
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import structlog
 from joserfc import jwt
-from joserfc.errors import ExpiredTokenError, JoseError
+from joserfc.errors import ExpiredTokenError, InvalidClaimError, JoseError
 from joserfc.jwk import KeySet
 
 from understudy.service.callers.callers_file import Issuer
@@ -35,6 +36,9 @@ RETRY_SECONDS: Final = 10.0
 """How soon they are fetched again after a failure, or after a token named an unknown key."""
 TIMEOUT_SECONDS: Final = 5.0
 """How long a fetch may take in all."""
+
+_BEGINNINGS: Final = frozenset({"iat", "nbf"})
+"""The claims that say from when on a token is valid."""
 
 _log = structlog.get_logger(__name__)
 
@@ -174,12 +178,23 @@ def verified_caller(token: str, issuer: Issuer, keys: IssuerKeys, now: float) ->
         requests.validate(decoded.claims)
         return _caller(decoded.claims, issuer), float(decoded.claims["exp"]) + LEEWAY_SECONDS
     except ExpiredTokenError:
-        raise UnauthenticatedError("the token has expired; get a new one") from None
+        raise UnauthenticatedError(f"the token has expired {_here(now)}; get a new one") from None
     except (*_KEY_ERRORS, RecursionError) as error:
         keys.refresh_soon()
-        # Only the kind of joserfc's errors: a text could quote the token.
-        reason = error.error if isinstance(error, JoseError) else "malformed"
-        raise UnauthenticatedError(f"the token of the issuer {issuer.name!r} is not valid: {reason}") from None
+        raise UnauthenticatedError(
+            f"the token of the issuer {issuer.name!r} is not valid{_reason(error, now)}"
+        ) from None
+
+
+def _reason(error: Exception, now: float) -> str:
+    if isinstance(error, InvalidClaimError) and error.claim in _BEGINNINGS:
+        return f" yet {_here(now)}; compare the clocks"
+    # Only the kind of joserfc's errors: a text could quote the token.
+    return f": {error.error if isinstance(error, JoseError) else 'malformed'}"
+
+
+def _here(now: float) -> str:
+    return f"by this server's clock, at {datetime.fromtimestamp(now, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _caller(claims: dict[str, Any], issuer: Issuer) -> Caller:
