@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from testkit.checkpoints import Chief, ones
 from testkit.front_ends import FRONT_ENDS, GRPCIO
 from testkit.in_process import RunningService, running_service
+from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
+from understudy.evaluator.settings import EvaluatorSettings
+from understudy.service.grpcio.grpc_server import server_of
+from understudy.service.server import Service
 from understudy.service.service_errors import SettingsError
 from understudy.service.settings import ServeSettings
 
@@ -93,6 +99,26 @@ def test_one_that_stands_by_ends_when_it_is_told_to(
     with ExitStack() as second_stack:
         start(tmp_path, replicas, second_stack)
     assert first.client().predict({"x": ones(1)}).step == 10
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_server_that_is_told_to_end_while_it_starts_does_not_begin_to_serve(
+    replicas: tuple[str, ...], tmp_path: Path, *, standby: bool
+) -> None:
+    state_dir = tmp_path / "run" / "evaluator"
+    settings = ServeSettings(run_dir=tmp_path / "run", standby=standby, grpc_port=0, http_port=0)
+    lines: list[str] = []
+
+    async def run() -> ServiceExit:
+        stop = asyncio.Event()
+        stop.set()
+        evaluator = EvaluatorSettings(state_dir=state_dir, devices=replicas)
+        make = partial(server_of, settings)
+        return await Service(settings, evaluator, announce=lines.append, make_front_end=make).run(stop)
+
+    assert asyncio.run(run()).reason is ExitReason.SIGNALLED
+    assert lines == []
+    assert not (state_dir / "ledger.sqlite").exists()
 
 
 def test_a_server_that_follows_does_not_stand_by() -> None:

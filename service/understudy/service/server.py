@@ -186,7 +186,10 @@ class Service:
             link = features.link(ports.grpc)
             tracer = None if tracing is None else tracing.checkpoints
             opened, observer = await self._create_evaluator(destinations, tracer, link)
-            if self._settings.standby and not await self._stand_by(stop, opened.evaluator, ports):
+            if self._settings.standby and not stop.is_set():
+                await self._stand_by(stop, opened.evaluator, ports)
+            if stop.is_set():
+                await self._loop.run_in_executor(self._executor, opened.evaluator.close)
                 return ServiceExit(reason=ExitReason.SIGNALLED)
             self._readiness.held_back = lambda: _why_not_serving(opened.evaluator.held_back)
             trimming = asyncio.create_task(self._keep_trimming())
@@ -242,14 +245,14 @@ class Service:
                 await asyncio.wait_for(stop.wait(), POLL_SECONDS)
         return ServiceExit(reason=ExitReason.SIGNALLED)
 
-    async def _stand_by(self, stop: asyncio.Event, evaluator: Evaluator, ports: Ports) -> bool:
+    async def _stand_by(self, stop: asyncio.Event, evaluator: Evaluator, ports: Ports) -> None:
         """Wait while another evaluator uses the state folder, and answer that this server is not ready.
 
-        Returns False if ``stop`` was set first; then nothing answers any more.
+        If ``stop`` is set first, nothing answers any more.
         """
         user = await self._loop.run_in_executor(self._executor, evaluator.own_state_dir)
         if not user:
-            return True
+            return
         async with AsyncExitStack() as stack:
             self._readiness.held_back = lambda: f"standing by: {user}"
             await ports.serve(stack, served_methods(standby_services(self._readiness), new_registry()))
@@ -259,11 +262,9 @@ class Service:
                     await asyncio.wait_for(stop.wait(), STANDBY_SECONDS)
                 user = await self._loop.run_in_executor(self._executor, evaluator.own_state_dir)
             if stop.is_set():
-                await self._loop.run_in_executor(self._executor, evaluator.close)
-                return False
+                return
             stack.pop_all()  # the service goes on with both ports
         _log.info("taking over")
-        return True
 
     async def _create_evaluator(
         self, destinations: Destinations, tracer: CheckpointTracer | None, link: GrpcEvaluatorLink | None
