@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 from integration.conftest import Run
@@ -249,6 +250,7 @@ def test_a_store_that_does_not_answer_at_the_start_is_waited_for(
     s3.stop()
     try:
         service = run_service({"run_dir": Path(url)})
+        until(lambda: url in httpx.get(f"http://{service.http}/readyz").json()["reason"])
     finally:
         s3.start()
     assert service.wait_ready() == 10

@@ -62,6 +62,7 @@ class CheckpointStore:
         self._directory = directory
         self._lock = threading.Lock()
         self._items: SortedDict[int, _Item] = SortedDict()
+        self._failure = ""
         self.changes = StepChanges()
         directory.mkdir(parents=True, exist_ok=True)
         sweep(directory)
@@ -76,8 +77,8 @@ class CheckpointStore:
 
     @property
     def missing(self) -> str:
-        """What there is not, if the source's location does not exist; else empty."""
-        return self._source.missing
+        """Why the last `refresh` found none: the location does not exist, or could not be read; else empty."""
+        return self._failure or self._source.missing
 
     def refresh(self, wanted: Collection[int] = ()) -> None:
         """Poll the source for its current checkpoints, newest first. For one thread at a time.
@@ -89,7 +90,13 @@ class CheckpointStore:
             understudy.checkpoints.checkpoint_errors.UnsupportedFormatError: The source holds only unsupported formats.
             OSError: The source could not be read.
         """
-        self._apply(self._source.poll(wanted))
+        try:
+            changes = self._source.poll(wanted)
+        except (CheckpointError, OSError) as error:
+            self._failure = str(error)
+            raise
+        self._failure = ""
+        self._apply(changes)
         self._adopt_leftovers(wanted)
 
     def _apply(self, changes: Changes) -> None:

@@ -158,7 +158,7 @@ class CheckpointWatcher:
                 self.failures = 0
             except DrainingError:
                 return
-            except (LedgerError, OSError) as error:  # its text says it all
+            except (CheckpointError, LedgerError, OSError) as error:  # its text says it all
                 self.failures += 1
                 _log.warning("%s", _FAILED, extra={"failures": self.failures, "reason": str(error)})
             except Exception:  # noqa: BLE001 - the thread must survive any error of a disk or a source
