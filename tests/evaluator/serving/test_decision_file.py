@@ -80,6 +80,22 @@ def test_a_decision_outlives_its_folder(tmp_path: Path) -> None:
     assert key(followed.current) == FIRST
 
 
+def test_an_evaluator_that_has_lost_its_state_is_followed_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the evaluator of this run all the same, as it has the folder."""
+    publish(DecisionFile(tmp_path), FIRST)
+    followed = FollowedDecision(tmp_path)
+    (tmp_path / DECISION_FILE).unlink()
+    publish(DecisionFile(tmp_path), SECOND)
+    with caplog.at_level(logging.WARNING):
+        assert followed.refresh()
+    assert key(followed.current) == SECOND
+    assert [record.message.partition(",")[0] for record in caplog.records] == [
+        "the evaluator to follow has lost its state"
+    ]
+
+
 def test_a_decision_that_could_not_be_written_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

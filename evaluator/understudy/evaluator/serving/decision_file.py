@@ -322,6 +322,8 @@ class FollowedDecision:
             self._complain(f"cannot read the decision of the evaluator to follow: {error!r}")
             return False
         changed = decision != self._current
+        if self._current is not None and self._current.evaluator_id not in ("", decision.evaluator_id):
+            _log.warning("the evaluator to follow has lost its state, with scores and pins, and decides anew")
         self._content, self._current, self._complaint = content, decision, ""
         return changed
 
