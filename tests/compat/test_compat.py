@@ -151,7 +151,7 @@ def test_without_automatic_xla_a_compiled_model_does_not_use_it(monkeypatch: pyt
 def test_a_layer_is_called_for_every_time_step_where_their_number_is_open(
     build: Callable[[], Any], shape: tuple[int, ...]
 ) -> None:
-    compat.loop_over_time_steps()
+    compat.repair_open_axes()
     inner = build()
     inputs = keras.Input((None, *shape))
     masked = layers.Masking()(inputs)
@@ -162,6 +162,19 @@ def test_a_layer_is_called_for_every_time_step_where_their_number_is_open(
         batch[:, -1:] = 0
         expected = np.stack([inner(masked_step) for masked_step in _steps(batch)], axis=1)
         np.testing.assert_allclose(function(batch), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_images_of_open_size_are_enlarged_as_those_of_known_size(interpolation: str, data_format: str) -> None:
+    compat.repair_open_axes()
+    layer = layers.UpSampling2D((2, 3), data_format=data_format, interpolation=interpolation)
+    shape = (None, None, None, 3) if data_format == "channels_last" else (None, 3, None, None)
+    function = tf.function(layer, input_signature=[tf.TensorSpec(shape)])
+    for height, width in ((4, 5), (6, 4)):
+        images = values(2, height, width, 3)
+        images = images if data_format == "channels_last" else images.transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(function(images), layer(images))
 
 
 def _steps(batch: Any) -> Iterator[Any]:

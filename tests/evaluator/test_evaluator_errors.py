@@ -18,6 +18,19 @@ ON_THE_SAME_LINE = """Graph execution error:
 indices[0,0] = 12 is not in [0, 11)\t [[{{node embedding/GatherV2}}]]"""
 EAGER = "{{function_node __wrapped__Mul_device_/device:CPU:0}} Incompatible shapes: [5,7] vs. [5] [Op:Mul] name: "
 
+IN_A_LAYER = """Exception encountered when calling Upper.call().
+
+\x1b[1mA tensor is no `bool`. You can do this: or that.\x1b[0m
+
+Arguments received by Upper.call():
+  • inputs=tf.Tensor(shape=(None, 3), dtype=float32)"""
+IN_A_LAYER_OF_A_TRACE = f"""in user code:
+
+    File "traceback_utils.py", line 881, in error_handler  *
+        filtered_tb = _process_traceback_frames(e.__traceback__)
+
+    ValueError: {IN_A_LAYER}"""
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -27,6 +40,8 @@ EAGER = "{{function_node __wrapped__Mul_device_/device:CPU:0}} Incompatible shap
         (IN_A_GRAPH, "Incompatible shapes: [5,7] vs. [5]"),
         (ON_THE_SAME_LINE, "indices[0,0] = 12 is not in [0, 11)"),
         ("Graph execution error:", "Graph execution error:"),
+        (IN_A_LAYER, "Upper.call(): A tensor is no `bool`"),
+        (IN_A_LAYER_OF_A_TRACE, "Upper.call(): A tensor is no `bool`"),
         (EAGER, "Incompatible shapes: [5,7] vs. [5]"),
     ],
 )

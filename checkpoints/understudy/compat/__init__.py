@@ -169,15 +169,22 @@ def convert_for_examples() -> None:
 
 
 @functools.cache
-def loop_over_time_steps() -> None:
-    """Make `keras.layers.TimeDistributed` right where the number of time steps is not known when it is traced.
+def repair_open_axes() -> None:
+    """Make `keras.layers.TimeDistributed` and `UpSampling2D` right where axes are of unknown length when it is traced.
 
-    Reason: it loops over as many time steps as there are examples then, and gives wrong outputs or none.
+    Reason: the first loops over as many time steps as there are examples then, and gives wrong outputs or none; the
+    second asks whether a symbolic size is positive, and fails.
     """
     import keras
 
-    layer = keras.layers.TimeDistributed
-    known_steps = layer.call
+    over_time, larger = keras.layers.TimeDistributed, keras.layers.UpSampling2D
+    over_time.call = _over_time(over_time.call)
+    larger.call = _enlarged(larger.call)
+
+
+def _over_time(known_steps: Callable[..., Any]) -> Callable[..., Any]:
+    import keras
+
     purpose = "to call a layer for every time step"
 
     @functools.wraps(known_steps)
@@ -198,7 +205,24 @@ def loop_over_time_steps() -> None:
         outputs = keras.ops.vectorized_map(step, keras.ops.arange(keras.ops.shape(steps)[0]))
         return keras.ops.swapaxes(outputs, 0, 1)
 
-    layer.call = call
+    return call
+
+
+def _enlarged(known_size: Callable[..., Any]) -> Callable[..., Any]:
+    import keras
+    import tensorflow as tf
+
+    @functools.wraps(known_size)
+    def call(self: Any, inputs: Any) -> Any:
+        if self.interpolation == "nearest" or None not in inputs.shape[1:] or not isinstance(inputs, tf.Tensor):
+            return known_size(self, inputs)
+        channels_last = [0, 2, 3, 1] if self.data_format == "channels_first" else [0, 1, 2, 3]
+        images = keras.ops.transpose(inputs, channels_last)
+        height, width = tf.unstack(tf.shape(images)[1:3] * self.size)
+        resized = tf.cast(tf.image.resize(images, (height, width), method=self.interpolation), inputs.dtype)
+        return keras.ops.transpose(resized, [channels_last.index(axis) for axis in range(4)])
+
+    return call
 
 
 def worker_count(strategy: Any) -> int:

@@ -161,6 +161,11 @@ _NODE = "[[{{node"
 _AROUND = re.compile(r"^\{\{function_node [^}]*\}\}\s*|\s*\[Op:\w+\]( name:.*)?$")
 """What TensorFlow writes before and after an error of an operation."""
 
+_LAYER_ERROR = re.compile(
+    r"Exception encountered when calling ([^\n]+)\.\s+(?:\x1b\[1m)?([^\n\x1b]+?)(?:\.\s|\.?(?:\x1b|\n|$))"
+)
+"""What Keras writes around an error of a layer: the layer, and the first sentence of the error."""
+
 _MOST_NAMED_STEPS = 10
 
 _MEMORY_ERRNOS = {errno.ENOMEM}
@@ -179,8 +184,11 @@ _MEMORY_TEXT = re.compile(
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or its type if there is no text.
 
-    For an error in a graph, whose text begins with a traceback, it is the line with the actual error.
+    For an error in a graph, whose text begins with a traceback, it is the line with the actual error; for one of a
+    layer, its name and the first sentence.
     """
+    if (found := _LAYER_ERROR.search(str(error))) is not None:
+        return f"{found[1]}: {found[2]}"
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if lines and lines[0] == _GRAPH_ERROR:
         said = next((index for index, line in enumerate(lines) if _NODE in line), 0)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from understudy.compat import build_for, loop_over_time_steps, mask_of, without_automatic_xla
+from understudy.compat import build_for, mask_of, repair_open_axes, without_automatic_xla
 from understudy.experiments import Experiment, ExperimentError
 from understudy.trainer.gradients import sum_before_applying
 from understudy.trainer.trainer_errors import ModelError
@@ -24,7 +24,7 @@ def build_model(experiment: Experiment, *, seed: int) -> keras.Model:
         ModelError: The result is not a built and compiled model, or the loop cannot train it.
     """
     keras.utils.set_random_seed(seed)
-    loop_over_time_steps()
+    repair_open_axes()
     with without_automatic_xla():  # with it, the numbers of a training would depend on the machine
         try:
             model = experiment.build_model()

@@ -134,10 +134,10 @@ class CheckpointExporter:
         return path
 
     def _load(self, checkpoint: LocalCheckpoint) -> BuiltModel:
-        from understudy.compat import loop_over_time_steps
+        from understudy.compat import repair_open_axes
         from understudy.evaluator.model.loaders import loader_for
 
-        loop_over_time_steps()
+        repair_open_axes()
         loader = loader_for(checkpoint.kind, self._build_model, allow_unsafe_models=self._allow_unsafe_models)
         return loader.build(checkpoint.model_file)
 

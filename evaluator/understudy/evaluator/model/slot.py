@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature, TensorSpec
-from understudy.compat import loop_over_time_steps
+from understudy.compat import repair_open_axes
 from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError, first_line
 from understudy.evaluator.model.compilation import Compilation
 from understudy.evaluator.model.devices import has_gpu, precision_note
@@ -87,7 +87,7 @@ class Slot:
 
     def _build(self, model_file: Path) -> None:
         """Build a model, trace it and determine its properties."""
-        loop_over_time_steps()
+        repair_open_axes()
         with self._assigning():
             built = self._loader.build(model_file)
         self._model = built.model
