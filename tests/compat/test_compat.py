@@ -99,7 +99,7 @@ def test_compiled_loss_adds_up_the_outputs_with_their_weights() -> None:
     compat.build_for(model, (tf.TensorSpec([None, 3]), {name: tf.TensorSpec([None, 1]) for name in "ab"}))
 
     expected = np.mean(y["a"] ** 2) + 2.0 * np.mean(np.abs(y["b"]))
-    assert float(compat.compiled_loss(model, y, predicted, None)) == pytest.approx(expected, rel=1e-5)
+    assert float(compat.compiled_loss(model)(y, predicted, None)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_build_for_creates_the_variables_of_metrics_and_compiled_metrics_are_one() -> None:
@@ -113,6 +113,18 @@ def test_build_for_creates_the_variables_of_metrics_and_compiled_metrics_are_one
     y = {name: values(4, 1) for name in "ab"}
     state = metrics.stateless_update_state(metrics.variables, y, {name: np.zeros([4, 1], np.float32) for name in "ab"})
     assert float(metrics.stateless_result(state)["a_mae"]) == pytest.approx(np.mean(np.abs(y["a"])), rel=1e-5)
+
+
+def test_metrics_with_values_pairs_each_metric_with_its_output() -> None:
+    model = two_outputs()
+    model.compile("sgd", metrics={"a": ["mae"], "b": ["mse"]}, weighted_metrics={"b": ["mae"]})
+    y, predicted = {name: values(4, 1) for name in "ab"}, {name: values(4, 2) for name in "ab"}
+    assert list(compat.metrics_with_values(compat.compiled_metrics(model), y, predicted)) == []
+    compat.build_for(model, (tf.TensorSpec([None, 3]), {name: tf.TensorSpec([None, 1]) for name in "ab"}))
+
+    found = list(compat.metrics_with_values(compat.compiled_metrics(model), y, predicted))
+    assert [(metric.name, output) for metric, output, *_ in found] == [("mae", "a"), ("mse", "b"), ("mae", "b")]
+    assert all(target is y[output] and guess is predicted[output] for _, output, target, guess in found)
 
 
 def test_a_model_that_was_taken_apart_needs_nothing_of_an_optimizer_in_a_checkpoint(tmp_path: Path) -> None:

@@ -219,6 +219,7 @@ def test_the_command_compares_on_a_file_and_on_a_dataset(service: RunningService
         ({"versions": [SERVING, BEST], "resamples": 10**6}, "1000000 resamples"),
         ({"versions": [SERVING, BEST], "seed": -1}, "seed is -1"),
         ({"versions": [SERVING, BEST], "metrics": ["no_such_metric"]}, "no_such_metric"),
+        ({"versions": [SERVING, BEST], "metrics": ["SparseCategoricalAccuracy"]}, "do not fit the metric 'Sparse"),
         ({"versions": [SERVING, BEST], "dataset": "test"}, "got a batch beside the dataset"),
     ],
 )

@@ -107,7 +107,12 @@ def test_a_loss_that_is_not_a_number_is_told_as_such(client: Client) -> None:
     ("batch", "options", "words"),
     [
         ((ones(4), np.ones((3, OUTPUTS), np.float32)), {}, "target 'targets' has 3 examples; 4 were expected"),
-        ((ones(4), np.ones((4, 3), np.float32)), {}, "targets do not fit"),
+        ((ones(4), np.ones((4, 3), np.float32)), {}, r"do not fit the model's loss \(targets: float32\[examples, 3\]"),
+        (
+            (ones(4), np.ones((4, OUTPUTS), np.float32)),
+            {"metrics": ["mae", "SparseCategoricalAccuracy"]},
+            "targets of 'y' do not fit the metric 'SparseCategoricalAccuracy' .* it takes class numbers",
+        ),
         ((ones(4), {"z": np.ones((4, OUTPUTS), np.float32)}), {}, "got the targets 'z'; expected 'y', 'targets'"),
         ((ones(4), np.ones((4, OUTPUTS), np.float32), np.ones(5, np.float32)), {}, "sample_weights' has 5 examples; 4"),
         ((ones(4), np.ones((4, OUTPUTS), np.float32)), {"metrics": ["nonsense"]}, "nonsense"),

@@ -80,12 +80,13 @@ def loss_for(loss: Any, y_true: Any, y_pred: Any) -> Any:
     )
 
 
-def compiled_loss(model: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """Return the compiled loss with its weights for several outputs, without regularization terms.
+def compiled_loss(model: Any) -> Any:
+    """Return the compiled loss, a function of targets, outputs and weights; None if the model has none.
 
-    Reason: the public `keras.Model.compute_loss` adds up the examples.
+    It weights several outputs, and adds no regularization terms. Reason: the public `keras.Model.compute_loss` adds up
+    the examples.
     """
-    return _private(model, "_compile_loss", "for the losses of examples")(y_true, y_pred, sample_weight)
+    return _private(model, "_compile_loss", "for the losses of examples")
 
 
 def compiled_metrics(model: Any) -> Any | None:
@@ -94,6 +95,27 @@ def compiled_metrics(model: Any) -> Any | None:
     Reason: `keras.Model.metrics` lists them with the loss, and does not say which output each of them is of.
     """
     return _private(model, "_compile_metrics", "to reduce the metrics of several workers")
+
+
+def metrics_with_values(compiled: Any, y_true: Any, y_pred: Any) -> Iterator[tuple[Any, str, Any, Any]]:
+    """Yield the metrics that `compiled_metrics` returned, each with its output and with the values that it is given.
+
+    Reason: its public ``metrics`` do not say which output each of them is of.
+
+    Returns:
+        The metric, the name of its output, its targets and its predictions; nothing before the first update.
+    """
+    if not compiled.built:
+        return
+    purpose = "to say which metric values do not fit"
+    flatten = _private(compiled, "_flatten_y", purpose)
+    names = compiled.output_names or [""]
+    for attribute in ("_flat_metrics", "_flat_weighted_metrics"):
+        lists = _private(compiled, attribute, purpose)
+        values = zip(lists, flatten(y_true), flatten(y_pred), strict=True)
+        for metrics, target, prediction in values:
+            for metric in metrics.metrics if metrics else ():
+                yield metric, metrics.output_name or names[0], target, prediction
 
 
 def uncompile(model: Any) -> None:

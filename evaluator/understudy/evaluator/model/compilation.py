@@ -15,6 +15,7 @@ from understudy.compat import compiled_loss, loss_for, put_mask
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, first_line
 from understudy.evaluator.model import metric_catalog
 from understudy.evaluator.model.metric_digests import digest_of, without_names
+from understudy.evaluator.model.misfits import UNFIT
 from understudy.evaluator.model.scoring_program import ProgramOptions, ScoringData, alone
 from understudy.evaluator.types import Array, MetricSpec
 
@@ -91,7 +92,7 @@ class PerExampleLosses:
                 predictions = self._model(inputs, training=False)
             else:
                 predictions = alone(self._interface.outputs.unflatten(outputs))
-            return compiled_loss(self._model, targets, predictions, weights)
+            return compiled_loss(self._model)(targets, predictions, weights)
 
 
 class Compilation:
@@ -174,7 +175,7 @@ class Compilation:
         """
         try:
             yield
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        except (*UNFIT, InvalidInputError):
             if not self._custom_compile:
                 _check_compiled_loss(self._config)
                 if not metrics:

@@ -17,6 +17,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError, first_line
 from understudy.evaluator.model.forward import tensor_spec
 from understudy.evaluator.model.graph_analysis import ValueRange
 from understudy.evaluator.model.inputs import ALL_TARGETS, ALL_WEIGHTS, check_batch, check_values, dtype_name
+from understudy.evaluator.model.misfits import UNFIT
 from understudy.evaluator.model.scoring_program import ProgramState, ScoringData, ScoringProgram, alone
 from understudy.evaluator.types import Array, Arrays, Batch
 
@@ -203,7 +204,8 @@ class Scorer:
                 f"({labels.shown()})"
             ) from error
         except (tf.errors.InvalidArgumentError, ValueError) as error:
-            raise InvalidInputError(f"the batch cannot be scored: {first_line(error)} ({labels.shown()})") from error
+            reason = program.misfit(data) or f"the batch cannot be scored: {first_line(error)} ({labels.shown()})"
+            raise InvalidInputError(reason) from error
         masks_of_outputs = {name: np.asarray(mask) for name, mask in masks.items()}
         return ScoreState(
             program=program,
@@ -267,7 +269,7 @@ class Scorer:
         outputs, masks = self._forward.output_specs if self._forward else ({}, {})
         try:
             return self._build(self._data(inputs, specs, outputs, masks))
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        except UNFIT as error:
             missing = [name for name in self._interface.outputs.names if name not in labels.targets]
             without = f"; there are none of {', '.join(map(repr, missing))}" if missing else ""
             raise InvalidInputError(

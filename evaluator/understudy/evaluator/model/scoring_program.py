@@ -16,11 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
-from understudy.compat import compiled_metrics, put_mask
+from understudy.compat import compiled_loss, compiled_metrics, put_mask
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.forward import StructuredCall
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.model.increments import NoIncrementsError, StateIncrements
 from understudy.evaluator.model.metric_digests import is_loss, metric_digests, named_metrics
+from understudy.evaluator.model.misfits import UNFIT, Compiled, find_misfit
 from understudy.evaluator.model.undefined_values import Undefined, UndefinedValues, undefined_losses
 from understudy.evaluator.types import Array
 
@@ -162,9 +164,10 @@ class ScoringProgram:
         self.runs_model = options.calls_model or options.custom_step
         self._on_trace = on_trace
         self._loss = keras.metrics.Mean(name=LOSS)
+        self._compiled_metrics = compiled_metrics(model)
+        self._compiled_loss = compiled_loss(model) if options.with_loss else None
         self._create_variables(data)
         self._metrics = list(model.metrics)
-        self._compiled_metrics = compiled_metrics(model)
         self._named: list[tuple[str, Any]] | None = None
         self._digests: dict[str, str] | None = None
         self._undefined: UndefinedValues | None = None
@@ -338,8 +341,20 @@ class ScoringProgram:
 
     def _create_variables(self, data: ScoringData) -> None:
         """Run one symbolic step, in which losses and metrics create their variables."""
-        with keras.StatelessScope(self._regularized(), collect_losses=True):
-            self._function(self._step).get_concrete_function(*data.as_arguments())
+        try:
+            with keras.StatelessScope(self._regularized(), collect_losses=True):
+                self._function(self._step).get_concrete_function(*data.as_arguments())
+        except UNFIT as error:
+            if misfit := self.misfit(data):
+                raise InvalidInputError(misfit) from error
+            raise
+
+    def misfit(self, data: ScoringData) -> str:
+        """Return why a batch does not fit the loss or a metric by its shapes; empty if it fits each of them."""
+        if self._options.custom_step or any(leaf is None for leaf in tf.nest.flatten(data.targets)):
+            return ""
+        compiled = Compiled(loss=self._compiled_loss, metrics=self._compiled_metrics)
+        return find_misfit(compiled, self.predictions, data.as_arguments())
 
     def _initial_values(self) -> list[Any]:
         with keras.StatelessScope() as scope:

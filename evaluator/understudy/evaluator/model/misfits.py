@@ -1,0 +1,118 @@
+"""Says which loss or metric targets do not fit, in place of the error of an operation within it.
+
+Each is traced by itself with the shapes of the batch's examples. Nothing is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from understudy.compat import metrics_with_values
+from understudy.evaluator.evaluator_errors import first_line
+
+UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError)
+"""What Keras and TensorFlow raise while they trace values that do not fit."""
+
+_CLASS_NUMBERS = (
+    keras.metrics.SparseCategoricalAccuracy,
+    keras.metrics.SparseCategoricalCrossentropy,
+    keras.metrics.SparseTopKCategoricalAccuracy,
+)
+_COLUMNS = (keras.metrics.FBetaScore, keras.metrics.R2Score)
+
+_EXAMPLES = 97
+"""A number of examples that hardly any other axis has, so that nothing fits by chance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """The loss and the metrics of a model, as `understudy.compat` returns them; None for what it lacks."""
+
+    loss: Any | None
+    metrics: Any | None
+
+
+def find_misfit(compiled: Compiled, predict: Callable[..., Any], arguments: Sequence[Any]) -> str:
+    """Return why the targets of a batch do not fit the loss or a metric; empty if they fit each of them.
+
+    Args:
+        compiled: The loss and the metrics.
+        predict: Returns the model's outputs from its inputs, the outputs that are known, and their masks.
+        arguments: The inputs, targets, weights, outputs and masks of a batch, or their specifications.
+    """
+    found: list[str] = []
+
+    def trace(inputs: Any, targets: Any, weights: Any, outputs: Any, masks: Any) -> None:
+        with keras.StatelessScope(collect_losses=True):
+            predictions = predict(inputs, outputs, masks)
+            found.extend(_misfits(compiled, targets, predictions, weights))
+
+    specs = tf.nest.map_structure(_spec, tuple(arguments))
+    try:
+        tf.function(trace, autograph=False).get_concrete_function(*specs)
+    except UNFIT:  # the targets have another structure than the outputs
+        return ""
+    return found[0] if found else ""
+
+
+def _spec(leaf: Any) -> Any:
+    return None if leaf is None else tf.TensorSpec([_EXAMPLES, *leaf.shape[1:]], tf.as_dtype(leaf.dtype))
+
+
+def _misfits(compiled: Compiled, targets: Any, predictions: Any, weights: Any) -> Iterator[str]:
+    if compiled.loss is not None and (why := _error(compiled.loss, targets, predictions, weights)):
+        of_weights = weights is not None and not _error(compiled.loss, targets, predictions)
+        what = f"the {'sample weights' if of_weights else 'targets'} do not fit the model's loss"
+        yield _said(what, why, targets, predictions, weights)
+    if compiled.metrics is None:
+        return
+    for metric, output, target, prediction in metrics_with_values(compiled.metrics, targets, predictions):
+        if why := _error(metric.update_state, target, prediction):
+            what = f"the targets of {output!r} do not fit the metric {metric.name!r}"
+            yield f"{_said(what, why, target, prediction)}; {_remedy(metric, target, prediction)}"
+
+
+def _error(call: Callable[..., Any], *arguments: Any) -> str:
+    try:
+        call(*arguments)
+    except UNFIT as error:
+        return first_line(error)
+    return ""
+
+
+def _said(what: str, why: str, targets: Any, predictions: Any, weights: Any = None) -> str:
+    """Return a sentence with the shapes, and with what an error says beyond them."""
+    weighted = "" if weights is None else f"; sample weights: {_shown(weights)}"
+    shown = f"{what} (targets: {_shown(targets)}; outputs: {_shown(predictions)}{weighted})"
+    return shown if str(_EXAMPLES) in why else f"{shown}: {why}"
+
+
+def _shown(values: Any) -> str:
+    shown = [leaf.dtype.name + _shape(leaf.shape[1:]) for leaf in tf.nest.flatten(values) if leaf is not None]
+    return ", ".join(shown)
+
+
+def _shape(of_example: Sequence[int | None]) -> str:
+    return f"[{', '.join(map(str, ('examples', *of_example)))}]"
+
+
+def _remedy(metric: Any, target: Any, prediction: Any) -> str:
+    """Return what the metric takes, and what helps."""
+    of_target, of_output = list(target.shape[1:]), list(prediction.shape[1:])
+    if isinstance(metric, _CLASS_NUMBERS):
+        return (
+            f"it takes class numbers of the shape {_shape(of_output[:-1])}; for one-hot targets, use a metric such as "
+            "'CategoricalAccuracy'"
+        )
+    if isinstance(metric, _COLUMNS) and len(of_output) != 1:
+        return "it takes targets and outputs of the shape [examples, values]; use another metric"
+    takes = f"it takes targets of the outputs' shape {_shape(of_output)}"
+    may_be_classes = target.dtype.is_integer and of_output[-1:] != [1]
+    if may_be_classes and of_target in (of_output[:-1], [*of_output[:-1], 1]):
+        return f"{takes}; for class numbers, give one-hot targets or use a metric such as 'SparseCategoricalAccuracy'"
+    return takes
