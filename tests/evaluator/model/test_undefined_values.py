@@ -106,6 +106,47 @@ def test_r2_is_undefined_where_all_targets_are_the_same() -> None:
     assert reasons(metrics.R2Score("variance_weighted_average"), one_of_two, one_of_two) == {}
 
 
+def test_a_correlation_is_undefined_where_there_is_one_value_or_all_are_the_same() -> None:
+    correlation = metrics.PearsonCorrelation
+    assert reasons(correlation(), [[1], [2]], [[1], [3]]) == {"m": undefined_values.SAME_ON_AXIS}
+    assert reasons(correlation(), [[1, 2], [4, 4]], [[1, 2], [1, 2]]) == {"m": undefined_values.SAME_ON_AXIS}
+    assert reasons(correlation(axis=0), [[1], [2]], [[3], [3]]) == {"m": undefined_values.SAME_ON_AXIS}
+    assert reasons(correlation(axis=0), [[1], [2]], [[1], [3]]) == {}
+    assert reasons(correlation(axis=0), [[1], [2]], [[1], [3]], [0]) == {"m": undefined_values.NO_MEAN}
+
+
+def test_a_mean_of_logarithms_is_undefined_where_an_output_is_negative() -> None:
+    assert reasons(metrics.Poisson(), [[1], [2]], [[1], [-1]]) == {"m": undefined_values.NEGATIVE_OUTPUT}
+
+
+def correlated() -> Any:
+    """Return a model that passes two values through, with a correlation of each example."""
+    inputs = keras.Input((2,), name="x")
+    model = keras.Model(inputs, layers.Activation("linear", name="y")(inputs))
+    model.compile("sgd", "mse", metrics=[metrics.PearsonCorrelation(name="r")])
+    return model
+
+
+def test_a_correlation_is_not_called_undefined_where_outputs_are_not_numbers(make_slot: MakeSlot) -> None:
+    slot = make_slot(correlated())
+    scorer, targets = slot.scorer(), np.array([[1, 2]], "f4")
+    same = scorer.update(scorer.start(), exactness.as_batch(slot, np.array([[3, 3]], "f4"), targets))
+    assert scorer.undefined(same) == {"r": undefined_values.SAME_ON_AXIS}
+    broken = scorer.update(scorer.start(), exactness.as_batch(slot, np.array([[3, np.nan]], "f4"), targets))
+    assert scorer.undefined(broken) == {}
+    assert np.isnan(scorer.result(broken)["r"])
+
+
+def test_a_correlation_is_undefined_in_the_slices_with_examples_of_one_value(make_slot: MakeSlot) -> None:
+    outputs, targets = np.array([[1, 2], [3, 3], [4, 1]], "f4"), np.array([[1, 2], [1, 2], [1, 3]], "f4")
+    options = BreakdownOptions(slices=parse_slices([exactness.GROUP]), resamples=40)
+    slot = make_slot(correlated())
+    without, with_one = exactness.score_parts(slot, [(outputs, targets)], [np.array([0, 1, 0])], options).slices
+    assert (without.metrics["r"], without.undefined) == (0.0, {})
+    assert with_one.undefined == {"r": undefined_values.SAME_ON_AXIS}
+    assert with_one.metrics.keys() == with_one.intervals.keys() == {"loss"}
+
+
 def test_an_iou_is_undefined_where_none_of_its_classes_occurs() -> None:
     assert reasons(metrics.IoU(3, [2]), [0, 1], [0, 1]) == {"m": undefined_values.NO_CLASS}
     assert reasons(metrics.IoU(3, [2]), [0, 1], [0, 2]) == {}

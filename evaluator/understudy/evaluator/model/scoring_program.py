@@ -268,7 +268,8 @@ class ScoringProgram:
             return {}
         if self._undefined is None:
             named = [pair for pair in self._named_metrics(self.initial) if not is_loss(pair[1], LOSS)]
-            self._undefined = UndefinedValues(named, self._variables)
+            loss = self._loss if self._options.with_loss else None
+            self._undefined = UndefinedValues(named, self._variables, loss)
         return self._undefined.find(values)
 
     def undefined_losses(self, without: Mapping[str, Array]) -> dict[str, Undefined]:

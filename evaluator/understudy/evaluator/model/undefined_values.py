@@ -25,6 +25,8 @@ NO_TARGET = "no target counts: all have a weight of 0"
 SAME_TARGETS = "all targets that count are the same"
 NO_CLASS = "none of its classes is among the labels and predictions that count"
 NO_CLASS_OF_MEAN = "one of the classes that it averages is neither among the labels nor the predictions that count"
+SAME_ON_AXIS = "along its axis, the targets or the outputs of an example are all the same, or there is only one of them"
+NEGATIVE_OUTPUT = "an output is negative, and has no logarithm"
 NO_LOSS = "no example counts: all sample weights are 0, or masks hide all elements"
 
 _RESOLUTION = 2.0**-21
@@ -70,13 +72,15 @@ class UndefinedValues:
     Args:
         named: The metrics by their names in a result.
         variables: The variables that a state has the values of, in order.
+        loss: The mean of the loss; None if there is none. Where it is not a number, no metric need be one.
     """
 
-    def __init__(self, named: Iterable[tuple[str, Any]], variables: Sequence[Any]) -> None:
+    def __init__(self, named: Iterable[tuple[str, Any]], variables: Sequence[Any], loss: Any = None) -> None:
         places = {id(variable): place for place, variable in enumerate(variables)}
+        self._loss = None if loss is None else places[id(loss.total)]
         self._rules: list[tuple[str, Callable[..., Found], Any, list[int]]] = []
         for name, metric in named:
-            if (known := _RULES.get(type(metric).result)) is not None:
+            if (known := _RULES.get(type(metric), _RULES.get(type(metric).result))) is not None:
                 rule, needed = known
                 own = [places.get(id(getattr(metric, variable))) for variable in needed]
                 self._rules.append((name, rule, metric, [place for place in own if place is not None]))
@@ -88,8 +92,11 @@ class UndefinedValues:
             values: The values of each variable, ``[states, ...]``.
         """
         found: dict[str, Undefined] = {}
+        with_loss = np.True_ if self._loss is None else ~np.isnan(values[self._loss])
         for name, rule, metric, needed in self._rules:
             reasons = rule(metric, *(np.asarray(values[place], np.float64) for place in needed))
+            if rule is _of_mean_of_numbers:
+                reasons = [(reason, holds & with_loss) for reason, holds in reasons]
             if reasons[0][1].ndim == 1:
                 found[name] = _undefined(reasons)
             else:
@@ -113,6 +120,11 @@ def undefined_losses(outputs: Sequence[str], without: Mapping[str, Array]) -> di
 
 def _of_mean(_: Any, count: Array) -> Found:
     return [(NO_MEAN, count == 0)]
+
+
+def _of_mean_of_numbers(metric: Any, total: Array, count: Array) -> Found:
+    """A mean that is not a number is undefined, unless the outputs are not numbers, either."""
+    return [*_of_mean(metric, count), (_NOT_A_NUMBER[type(metric)], np.isnan(total))]
 
 
 def _of_curve(metric: Any, *counts: Array) -> Found:
@@ -170,12 +182,14 @@ def _of_iou(metric: Any, confusions: Array) -> Found:
     return [(NO_CLASS, ~present[:, list(metric.target_class_ids)].any(axis=1))]
 
 
+_NOT_A_NUMBER = {keras.metrics.PearsonCorrelation: SAME_ON_AXIS, keras.metrics.Poisson: NEGATIVE_OUTPUT}
 _OF_PRECISION = (keras.metrics.PrecisionAtRecall.result, keras.metrics.RecallAtPrecision.result)
 
 _CURVE = (_of_curve, ("true_positives", "false_negatives", "false_positives", "true_negatives"))
 _MEAN = (_of_mean, ("count",))
 
 _RULES: Mapping[Any, tuple[Callable[..., Found], tuple[str, ...]]] = {
+    **dict.fromkeys(_NOT_A_NUMBER, (_of_mean_of_numbers, ("total", "count"))),
     keras.metrics.Mean.result: _MEAN,
     keras.metrics.RootMeanSquaredError.result: _MEAN,
     keras.metrics.AUC.result: _CURVE,
@@ -189,4 +203,4 @@ _RULES: Mapping[Any, tuple[Callable[..., Found], tuple[str, ...]]] = {
     keras.metrics.R2Score.result: (_of_r2, ("count", "squared_sum", "sum")),
     keras.metrics.IoU.result: (_of_iou, ("total_cm",)),
 }
-"""By the function that computes the result: the rule, and the variables that it reads."""
+"""By the class, or by the function that computes the result: the rule, and the variables that it reads."""
