@@ -123,7 +123,9 @@ def test_outputs_within_a_list_in_a_dict_have_a_score_but_neither_slices_nor_int
     )
     run = RealRun(tmp_path)
     run.publish(3, model=model)
-    refused = r"no slices and intervals, because the model's outputs \['deep/value', 'heads/0', 'heads/1'\] are nested"
+    refused = (
+        r"no slices and no intervals, because the model's outputs \['deep/value', 'heads/0', 'heads/1'\] are nested"
+    )
     with run.running(datasets=[dataset], slice=("label",), resamples=20) as evaluator:
         (record,) = wait_for_records(evaluator, 1)
         with pytest.raises(InvalidInputError, match=refused):

@@ -39,6 +39,7 @@ def step(
     spread: float = 0.0,
     resampled: bool = True,
     undefined: str = "",
+    **details: Any,
 ) -> None:
     """Publish a checkpoint, score it on the first dataset, and have the gate decide."""
     harness.lifecycle.publish(number)
@@ -46,7 +47,7 @@ def step(
     info = harness.backlog.next()
     assert info is not None
     assert info.step == number
-    harness.score(info, loss, resampled=around(loss, spread) if resampled else None, undefined=undefined)
+    harness.score(info, loss, resampled=around(loss, spread) if resampled else None, undefined=undefined, **details)
     harness.backlog.finished()
     harness.reconcile()
 
@@ -221,6 +222,25 @@ def test_where_there_is_nothing_to_compare_with_missing_resamples_do_not_matter(
     step(harness, 1, 1.0, resampled=False)
     (*_, accepted) = harness.ledger.page()
     assert (accepted.outcome, accepted.reason) == (ACCEPTED, "test/loss is 1")
+
+
+@pytest.mark.parametrize(("gate", "first"), [(GATE[0], ACCEPTED), ("test/loss <= 2 at 95%", UNDECIDED)])
+def test_a_model_without_intervals_is_warned_of_once_at_the_first_score_with_what_helps(
+    make_harness: Make, caplog: pytest.LogCaptureFixture, gate: str, first: EvaluationOutcome
+) -> None:
+    harness = make_harness(gate=(gate, "test/loss <= 3"))
+    why = "there are no intervals, because the model computes its metrics in a way of its own"
+    said = f"step 1 has no resamples of loss; {why}; leave out 'at 95%' to decide by the value alone"
+    step(harness, 1, 1.0, resampled=False, notes=("a slice is left out", why))
+    (warning,) = [record for record in caplog.records if "cannot be decided" in record.message]
+    assert (warning.__dict__["gate"], warning.__dict__["reason"]) == (gate, said)
+    step(harness, 2, 1.0, resampled=False, notes=(why,))
+
+    decisions = [record for record in harness.ledger.page() if record.outcome is not SCORED]
+    assert [record.outcome for record in decisions] == [first, UNDECIDED]
+    assert said in decisions[0].reason
+    assert said.replace("step 1", "step 2") in decisions[1].reason
+    assert caplog.text.count("cannot be decided") == 1
 
 
 def test_what_was_undecided_is_so_only_once_after_a_restart_and_decided_when_it_is_scored_anew(

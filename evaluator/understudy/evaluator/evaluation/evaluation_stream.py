@@ -309,8 +309,8 @@ class EvaluationStream:
 
 def _no_parts(nested: Sequence[str]) -> str:
     return (
-        f"there are no slices and intervals, because the model's outputs {list(nested)} are nested in a list or a dict "
-        "within another; one tensor, or a list or a dict of tensors was expected"
+        f"there are no slices and no intervals, because the model's outputs {list(nested)} are nested in a list or a "
+        "dict within another; one tensor, or a list or a dict of tensors was expected"
     )
 
 

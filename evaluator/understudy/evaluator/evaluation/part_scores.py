@@ -424,7 +424,7 @@ class PartUpdates:
         if self._slice_resamples and parts * (1 + self._slice_resamples) > MAX_UPDATES:
             self._slice_resamples = 0
             self.notes.append(
-                f"no slice has intervals of metrics that are updated for each resample: {parts} parts with "
+                f"slices have no intervals of metrics that are updated for each resample: {parts} parts with "
                 f"{self._resamples} resamples take more than {MAX_UPDATES} updates for a batch"
             )
         if self._resamples and parts + self._resamples > MAX_UPDATES:

@@ -27,6 +27,9 @@ from understudy.evaluator.types import (
 
 _NAMED_SLICES = 10
 
+_NO_INTERVALS = "no intervals"
+"""What a note on a score says if the model, its metrics or the slices are why there are none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -170,7 +173,11 @@ class Baselines(NamedTuple):
 
 
 class GateTrial:
-    """The values of one checkpoint and of what it is compared with, for one decision."""
+    """The values of one checkpoint and of what it is compared with, for one decision.
+
+    Attributes:
+        undecidable: Why conditions can be decided for no checkpoint like this one, by their texts.
+    """
 
     def __init__(
         self,
@@ -186,6 +193,7 @@ class GateTrial:
         self._ranking = ranking
         self._recorder = recorder
         self._used: dict[int, Arrays] = {}
+        self.undecidable: dict[str, str] = {}
 
     @property
     def used(self) -> str:
@@ -226,7 +234,7 @@ class GateTrial:
             return Measured(value=math.nan, lacks=lacks)
         baseline = self._baseline(condition)
         is_first = condition.baseline is not None and baseline is None
-        lacks = "" if is_first or resampled is not None else _without_resamples(record, condition)
+        lacks = "" if resampled is not None else self._without_resamples(record, condition, is_first=is_first)
         if baseline is None:
             return Measured(value=value, resampled=resampled, lacks=lacks)
         held = self.score(baseline, dataset)
@@ -237,7 +245,7 @@ class GateTrial:
             return Measured(value=value, baseline_step=baseline[0], undefined=f"of step {baseline[0]}, {undefined}")
         other = self._resampled(held).get(condition.key)
         if other is None:
-            lacks = lacks or _without_resamples(held, condition)
+            lacks = lacks or self._without_resamples(held, condition)
         elif resampled is not None and len(other) != len(resampled):
             lacks = f"step {held.step} has {len(other)} resamples, this one {len(resampled)}; {_rescore(held.step)}"
         is_paired = resampled is not None and other is not None and not lacks
@@ -248,6 +256,18 @@ class GateTrial:
             resampled=resampled - other if is_paired else None,  # type: ignore[operator] # neither is None
             lacks=lacks,
         )
+
+    def _without_resamples(self, record: EvaluationRecord, condition: Condition, *, is_first: bool = False) -> str:
+        """Return why there are no resamples, and what helps; empty if it does not matter."""
+        if condition.confidence is None:
+            return ""
+        why = next((note for note in record.notes if _NO_INTERVALS in note), "")
+        if not why:
+            return "" if is_first else f"{_lacking(record, condition)}; {_rescore(record.step)}"
+        helps = f"leave out 'at {condition.confidence * PERCENT:.6g}%' to decide by the value alone"
+        said = f"{_lacking(record, condition)}; {why}; {helps}"
+        self.undecidable[condition.text] = said
+        return said
 
     def _resampled(self, record: EvaluationRecord) -> Arrays:
         if record.sequence not in self._used:
@@ -306,9 +326,8 @@ def _incomparable(
     return lacks and f"of step {step}, {lacks}"
 
 
-def _without_resamples(record: EvaluationRecord, condition: Condition) -> str:
-    reason = next((note for note in record.notes if "interval" in note), "")
-    return f"step {record.step} has no resamples of {condition.key}; {reason or _rescore(record.step)}"
+def _lacking(record: EvaluationRecord, condition: Condition) -> str:
+    return f"step {record.step} has no resamples of {condition.key}"
 
 
 def _rescore(step: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from understudy.evaluator.types import (
     GateCondition,
     HeldBack,
 )
+
+_log = logging.getLogger(__name__)
 
 _PAGE = 1000
 _DECISIONS = (ACCEPTED, REFUSED, UNDECIDED)
@@ -67,6 +70,7 @@ class Gatekeeper:
         self._reopened_by: dict[int, set[CheckpointKey]] = {}
         self._admitted: set[CheckpointKey] = set()
         self._held_back: HeldBack | None = None
+        self._warned: set[str] = set()
         self.changes = StepChanges()
 
     def admits(self, key: CheckpointKey) -> bool:
@@ -189,6 +193,7 @@ class Gatekeeper:
         if not all(trial.score(key, name) for name in self._gate.datasets):
             return
         results = trial.results(self._gate.conditions)
+        self._warn(trial)
         further = self._gate.further_dataset
         if further is None or outcome_of(results) is not UNDECIDED:
             self._record(trial, results, self._decision_dataset)
@@ -211,6 +216,15 @@ class Gatekeeper:
                 replace(each, reason=each.reason + failed) if each.outcome is UNDECIDED else each for each in results
             ]
         self._record(trial, results, further)
+
+    def _warn(self, trial: GateTrial) -> None:
+        """Log once for each condition that it cannot be decided on checkpoints like this one."""
+        for text in trial.undecidable.keys() - self._warned:
+            self._warned.add(text)
+            _log.warning(
+                "a gate at a confidence cannot be decided",
+                extra={"gate": text, "step": trial.key[0], "reason": trial.undecidable[text]},
+            )
 
     def _record(self, trial: GateTrial, results: Sequence[GateCondition], dataset: str) -> None:
         outcome, reason = outcome_of(results), _reason(results)
