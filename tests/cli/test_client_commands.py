@@ -121,6 +121,18 @@ def test_status_shows_versions_with_their_latest_evaluations(run: Run, script: S
     ]
 
 
+@pytest.mark.parametrize("scored_last", [True, False])
+def test_status_shows_that_a_checkpoint_failed_to_load_until_it_is_scored(
+    run: Run, script: Script, *, scored_last: bool
+) -> None:
+    failed = evaluation_pb2.EVALUATION_OUTCOME_FAILED
+    script.record(STEP, dataset="", outcome=failed, reason="no such loss")
+    script.record(STEP, metrics={"loss": 0.5})
+    if not scored_last:
+        script.record(STEP, dataset="", outcome=failed, reason="no such loss")
+    assert ("no such loss" in run("status").stdout) is not scored_last
+
+
 def test_status_as_json_has_the_evaluations(run: Run, script: Script) -> None:
     script.record(STEP, metrics={"loss": float("nan")})
 

@@ -175,6 +175,12 @@ def test_rescore_scores_every_kept_step_on_a_new_dataset(run: Run) -> None:
     assert [json.loads(line)["step"] for line in lines] == [STEP]
 
 
+def test_rescore_says_what_to_name_where_all_evaluations_failed(run: Run, script: Script) -> None:
+    script.record(STEP, dataset="", outcome=evaluation_pb2.EVALUATION_OUTCOME_FAILED, reason="no such loss")
+    said = refusal(run("rescore", "--since", "0"), code=1)
+    assert "from step 0 on that was scored; name the dataset with --dataset to score those that failed" in said
+
+
 def test_rescore_of_nothing_says_where_to_look(run: Run) -> None:
     assert "from step 100000 on that was scored" in refusal(run("rescore", "--since", "100000"), code=1)
     assert "from step 5 to 3 that was" in refusal(run("rescore", "--since", "5", "--until", "3"), code=1)

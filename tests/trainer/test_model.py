@@ -63,6 +63,23 @@ def test_a_compiled_metric_that_keras_does_not_know_is_refused_by_name(metric: A
         prepare_for_replicas(model, strategy, BATCH_SPEC)
 
 
+def own_loss(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "arguments"),
+    [({"loss": own_loss}, ["loss"]), ({"metrics": {"y": [own_loss]}}, ["metrics"]), ({"metrics": ["mae", "acc"]}, [])],
+)
+def test_a_loss_or_metric_that_the_evaluator_could_not_load_is_warned_of(
+    caplog: pytest.LogCaptureFixture, compiled: dict[str, Any], arguments: list[str]
+) -> None:
+    build_model(Building(lambda: tiny(**compiled)), seed=0)
+    warned = [record.__dict__ for record in caplog.records if "is not registered" in record.message]
+    assert [each["argument"] for each in warned] == arguments
+    assert all(each["reason"] == "Could not locate function 'own_loss'" for each in warned)
+
+
 def test_what_the_users_code_raises_is_passed_on() -> None:
     with pytest.raises(ExperimentError, match=r"dense: build_model\(\) raised ZeroDivisionError"):
         build_model(Building(lambda: 1 // 0), seed=0)

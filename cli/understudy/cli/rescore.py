@@ -55,9 +55,12 @@ def command(
         ]
         pairs = _pairs(client, before, steps, datasets)
         if not pairs:
+            has_failed = any(each.outcome == "failed" and each.step in steps for each in entries)
+            failed_too = "name the dataset with --dataset to score those that failed"
+            helps = failed_too if has_failed else "see 'understudy evaluations'"
             raise click.ClickException(
                 f"the server has no checkpoint from step {since} {'on' if until is None else f'to {until}'} that was "
-                "scored; see 'understudy evaluations'"
+                f"scored; {helps}"
             )
         counts: Counter[str] = Counter()
         for step, dataset in pairs:

@@ -101,8 +101,17 @@ def _seconds(value: float | None) -> str:
 
 
 def latest_evaluations(evaluations: list[Evaluation]) -> list[Evaluation]:
-    """Return the last entry of each step on each dataset, and the gate's last decision, in the ledger's order."""
-    return list({(each.step, each.dataset, each.outcome in DECISIONS): each for each in evaluations}.values())
+    """Return the last entry of each step on each dataset, and the gate's last decision, in the ledger's order.
+
+    That a checkpoint could not be loaded no longer counts once it was scored.
+    """
+    last = {(each.step, each.dataset, each.outcome in DECISIONS): each for each in evaluations}.values()
+    scored = {each.step: each.sequence for each in last if each.outcome == "scored"}
+    return [
+        each
+        for each in last
+        if each.dataset or each.outcome != "failed" or each.sequence > scored.get(each.step, each.sequence - 1)
+    ]
 
 
 def _print(status: ModelStatus, evaluations: list[Evaluation]) -> None:

@@ -73,6 +73,28 @@ def test_a_refusal_names_the_flag(tmp_path: Path) -> None:
         load(ModelKind.KERAS, tmp_path)
 
 
+def own_loss(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
+
+
+def test_a_loss_that_is_not_registered_is_refused_with_the_line_to_add_which_also_helps_old_checkpoints(
+    tmp_path: Path,
+) -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", own_loss)
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(
+        LoadError, match=r"names 'own_loss', .*register_keras_serializable\(\) before it .*--experiment"
+    ):
+        load(ModelKind.KERAS, tmp_path)
+    try:
+        keras.saving.register_keras_serializable()(own_loss)
+        config = load(ModelKind.KERAS, tmp_path).compile_config
+        assert keras.saving.deserialize_keras_object(config)["loss"] is own_loss
+    finally:
+        keras.saving.get_custom_objects().pop("Custom>own_loss")
+
+
 def test_the_corpus_is_no_sham_keras_calls_the_function_where_it_is_allowed(tmp_path: Path) -> None:
     HARMS["set_epsilon as an activation"].write(tmp_path, tmp_path / "marker")
     epsilon = keras.config.epsilon()

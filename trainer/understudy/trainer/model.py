@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -74,7 +75,7 @@ def _check(model: Any) -> None:
     if not model.built:
         raise ModelError("build_model() returned a model without variables; give it an Input, or call model.build()")
     try:
-        model.get_compile_config()
+        _warn_of_unregistered(model.get_compile_config())
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelError(
             f"the arguments of compile() cannot be saved with the model: {error}; give losses and metrics as names or "
@@ -82,6 +83,18 @@ def _check(model: Any) -> None:
         ) from error
     if model.run_eagerly:
         raise ModelError("the model is compiled with run_eagerly=True; the loop runs in a graph, so leave that out")
+
+
+def _warn_of_unregistered(compiled: Mapping[str, Any]) -> None:
+    for argument in ("loss", "metrics", "weighted_metrics"):
+        try:
+            keras.saving.deserialize_keras_object({argument: compiled.get(argument)})
+        except (ValueError, TypeError) as error:
+            _log.warning(
+                "the evaluator cannot load what this training publishes, as a loss or metric is not registered: put "
+                "@keras.saving.register_keras_serializable() before it",
+                extra={"argument": argument, "reason": str(error).partition(". ")[0]},
+            )
 
 
 def _check_xla(model: keras.Model, strategy: tf.distribute.Strategy) -> None:

@@ -97,8 +97,8 @@ def check_config(config: object, file_name: str) -> None:
 
 _TRUST: Final = "if you trust who wrote it, start the service with --allow-unsafe-models"
 _REMEDY: Final = (
-    f"{_TRUST}, or give the experiment that registers the class or function with "
-    "keras.saving.register_keras_serializable"
+    "if it is your own, put @keras.saving.register_keras_serializable() before it in the experiment's file and start "
+    f"with --experiment, with which the checkpoints that are there can be loaded, too; {_TRUST}"
 )
 
 
@@ -128,7 +128,7 @@ def _refusal(node: Mapping[str, Any]) -> str | None:
         return None
     found = [*_resolve(name, module)]
     if not found or not all(map(_is_accepted_function if is_function else _is_accepted_class, found)):
-        what = f"{module}.{name}" if module else name
+        what = name if module in (None, "builtins") else f"{module}.{name}"
         expected = (
             "class of Keras" if not is_function else "function of keras.activations, keras.losses or keras.metrics"
         )

@@ -27,6 +27,12 @@ _IRRELEVANT = frozenset({"optimizer", "run_eagerly", "steps_per_execution", "jit
 """The arguments of ``compile`` that do not change a score."""
 
 
+_REGISTER = (
+    "if it is your own, put @keras.saving.register_keras_serializable() before it in the experiment's file and give "
+    "that with --experiment, with which the checkpoints that are there can be scored, too"
+)
+
+
 class NoExampleLossesError(ValueError):
     """There are no per-example losses. The text gives the reason, to follow "because"."""
 
@@ -231,8 +237,7 @@ def _check_compiled_loss(config: Mapping[str, Any]) -> None:
         except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
             raise NotEvaluableError(
                 f"the model was compiled with {place}={_shown(given)}, of which Keras makes no loss "
-                f"({first_line(error)}); give `compile` a loss of keras.losses, or one that the experiment registers "
-                "with keras.saving.register_keras_serializable"
+                f"({_reason(error)}); {_REGISTER}"
             ) from error
 
 
@@ -246,13 +251,17 @@ def _check_compiled_metrics(config: Mapping[str, Any]) -> None:
                 usable = is_by_shape or keras.metrics.get(metric) is not None
                 reason = "there is no such metric"
             except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-                usable, reason = False, first_line(error)
+                usable, reason = False, _reason(error)
             if not usable:
                 raise NotEvaluableError(
-                    f"the model was compiled with {place}={_shown(given)}, which is no metric ({reason}); give "
-                    "`compile` names or objects of keras.metrics or registered ones of your own, or name the metrics "
-                    "to score with"
+                    f"the model was compiled with {place}={_shown(given)}, which is no metric ({reason}); {_REGISTER}; "
+                    "or name the metrics to score with"
                 )
+
+
+def _reason(error: Exception) -> str:
+    """Return the first sentence of an error; Keras goes on with its own remedy and the whole configuration."""
+    return first_line(error).partition(". ")[0]
 
 
 def _serialized(given: Any, place: str) -> Iterator[tuple[str, Any]]:
