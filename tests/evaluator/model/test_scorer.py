@@ -217,6 +217,18 @@ def test_a_metric_that_the_targets_do_not_fit_is_named_with_the_shapes_and_what_
             score(make_slot(model, replicas=replicas), batch, metrics=(MetricSpec(name=metric, config=config),))
 
 
+def test_a_metric_that_the_targets_of_a_sequence_do_not_fit_is_named_without_the_numbers_of_a_trial(
+    make_slot: Callable[..., Slot],
+) -> None:
+    inputs = keras.Input((5, 3), name="x")
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax", name="tags")(inputs))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    batch = Batch(inputs={"x": np.ones((2, 5, 3), np.float32)}, targets={"targets": np.zeros((2, 5), np.int64)})
+    said = r"targets: int64\[examples, 5\]; outputs: float32\[examples, 5, 3\]\); it takes"
+    with pytest.raises(InvalidInputError, match=said):
+        score(make_slot(model), batch, metrics=(MetricSpec(name="AUC"),))
+
+
 def test_the_output_whose_targets_do_not_fit_a_metric_is_named(two_by_two: Slot) -> None:
     batch = two_by_two_batch(4)
     batch = Batch(inputs=batch.inputs, targets={**batch.targets, "odds": np.array([0, 1, 1, 0])})

@@ -5,6 +5,7 @@ Each is traced by itself with the shapes of the batch's examples. Nothing is com
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,8 @@ def _said(what: str, why: str, targets: Any, predictions: Any, weights: Any = No
     """Return a sentence with the shapes, and with what an error says beyond them."""
     weighted = "" if weights is None else f"; sample weights: {_shown(weights)}"
     shown = f"{what} (targets: {_shown(targets)}; outputs: {_shown(predictions)}{weighted})"
-    return shown if str(_EXAMPLES) in why else f"{shown}: {why}"
+    tells_shapes = any(int(number) % _EXAMPLES == 0 for number in re.findall(r"[1-9]\d*", why))
+    return shown if tells_shapes else f"{shown}: {why}"
 
 
 def _shown(values: Any) -> str:
