@@ -64,7 +64,7 @@ def test_a_lone_array_is_the_first_input(tmp_path: Path) -> None:
         ({"x": X}, r"it has the arrays \['x'\]; the model also needs 'digit', 'y', 'targets' or 'arr_1'"),
         (
             {"x": X, "y": Y, "sample_weights": Y},
-            r"unknown to the model: \['sample_weights'\]; .* optionally 'sample_we",
+            r"unknown to the model: \['sample_weights'\]; .* and features that --slice names; leave out",
         ),
         ({"x": X, "y": Y[:2]}, r"numbers of examples: {'x': 3, 'y': 2}; all need the same, at least 1"),
         ({"x": X, "y": Y, "sample_weight": np.float32(1)}, "'sample_weight': 0}; all need the same"),

@@ -162,7 +162,7 @@ def find_examples(
         raise ExampleError(
             f"{origin} has arrays that are unknown to the model: {sorted(left)}; it takes "
             f"{'; '.join(map(_either, [*accepted[0], *accepted[1]]))}; optionally {WEIGHT_KEY!r}, "
-            f"{EXAMPLE_KEY!r}, and what slices name"
+            f"{EXAMPLE_KEY!r}, and features that --slice names; leave out the others"
         )
     common_length(origin, arrays)
     return FoundExamples(

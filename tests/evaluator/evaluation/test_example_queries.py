@@ -27,7 +27,7 @@ from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.recorder import Recorder
 from understudy.evaluator.records.result_files import ResultFiles, TableFiles
 from understudy.evaluator.records.summaries import Summaries
-from understudy.evaluator.types import EvaluationResult
+from understudy.evaluator.types import EvaluationOutcome, EvaluationResult
 
 EXAMPLES = 20
 DATASET = ArrayDataset(
@@ -189,6 +189,12 @@ def test_evaluations_without_tables_are_told_from_absent_ones(harness: Harness) 
         harness.queries.tables(1, "test")
     with pytest.raises(VersionNotFoundError, match=r"step 2 has no score.*No evaluation on 'test' has tables"):
         harness.queries.tables(2, "test")
+    for dataset in (DATASET, None):
+        reason = "unknown arrays" if dataset else "no such loss"
+        harness.recorder.record_reason(4, "d4", EvaluationOutcome.FAILED, reason, dataset=dataset)
+        said = rf"step 4 has no score on 'test', because its evaluation failed: {reason}\. No evaluation"
+        with pytest.raises(VersionNotFoundError, match=said):
+            harness.queries.tables(4, "test")
     harness.record(3, content())
     with pytest.raises(VersionNotFoundError, match="There are tables of the steps 3"):
         harness.queries.tables(2, "test")

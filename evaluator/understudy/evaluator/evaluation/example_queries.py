@@ -20,7 +20,14 @@ from understudy.evaluator.evaluator_errors import (
 )
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.result_files import TableFiles
-from understudy.evaluator.types import Array, Arrays, Batch, EvaluationOutcome, EvaluationRecord
+from understudy.evaluator.types import (
+    WHOLE_CHECKPOINT,
+    Array,
+    Arrays,
+    Batch,
+    EvaluationOutcome,
+    EvaluationRecord,
+)
 from understudy.experiments.example_arrays import EXAMPLE_KEY
 
 ExampleKind = Literal["hardest", "newly_wrong", "newly_right"]
@@ -187,7 +194,8 @@ class ExampleQueries:
         return replace(changed, described=[one for one in described if len(one) > 1])
 
     def _found(self, step: int, dataset: str) -> tuple[EvaluationRecord, Mapping[str, Any]]:
-        scored = [one for one in self._ledger.of_step(step) if one.outcome is EvaluationOutcome.SCORED]
+        entries = self._ledger.of_step(step)
+        scored = [one for one in entries if one.outcome is EvaluationOutcome.SCORED]
         for record in reversed(scored):
             if record.dataset == dataset and (content := self._tables.read(record.sequence)) is not None:
                 return record, content
@@ -197,7 +205,13 @@ class ExampleQueries:
                 "recorded with every evaluation, and `understudy rescore` scores earlier steps again. "
                 f"{self._available(dataset)}"
             )
-        raise VersionNotFoundError(f"step {step} has no score on {dataset!r}. {self._available(dataset)}")
+        failed = [
+            one
+            for one in entries
+            if one.outcome is EvaluationOutcome.FAILED and one.dataset in (dataset, WHOLE_CHECKPOINT)
+        ]
+        why = f", because its evaluation failed: {failed[-1].reason}" if failed else ""
+        raise VersionNotFoundError(f"step {step} has no score on {dataset!r}{why}. {self._available(dataset)}")
 
     def _available(self, dataset: str) -> str:
         steps = sorted(
