@@ -12,8 +12,8 @@ from understudy.evaluator.types import Array
 SCORE_BINS = 2**14
 """Bins of the scores of a whole dataset. Each covers 1/512 of log odds: at most 0.0005 of probability."""
 
-SLICE_SCORE_BINS = 2**11
-"""Bins of the scores of a slice. Each covers 1/64 of log odds: at most 0.004 of probability."""
+SLICE_SCORE_COUNTS = 2**16
+"""Bins of the scores of all labels of a slice together; with four labels or fewer each has `SCORE_BINS`."""
 
 CURVE_POINTS = 200
 """Points that a stored curve has at most."""

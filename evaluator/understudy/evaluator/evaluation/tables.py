@@ -12,7 +12,7 @@ from understudy.evaluator.evaluation.class_decisions import Decisions, decide, i
 from understudy.evaluator.evaluation.curves import (
     CURVE_POINTS,
     SCORE_BINS,
-    SLICE_SCORE_BINS,
+    SLICE_SCORE_COUNTS,
     LabelScores,
     Reliability,
     counted,
@@ -49,21 +49,27 @@ class Resolution:
     """How fine tables are.
 
     Attributes:
-        score_bins: The bins of scores.
+        score_counts: The most bins of the scores of all labels together.
         points: The most points of a stored curve.
         residual_bits: The leading bits of a float32 that tell bins of residuals apart.
         max_classes: Confusions are counted for an output with at most so many classes.
     """
 
-    score_bins: int
+    score_counts: int
     points: int
     residual_bits: int
     max_classes: int
 
+    def scores(self, labels: int) -> LabelScores | None:
+        """Return what counts the scores of so many labels; None if there are too many."""
+        return LabelScores(labels, bins=min(SCORE_BINS, self.score_counts // labels)) if labels <= MAX_CURVES else None
 
-_WHOLE = Resolution(score_bins=SCORE_BINS, points=CURVE_POINTS, residual_bits=RESIDUAL_BITS, max_classes=MAX_CLASSES)
+
+_WHOLE = Resolution(
+    score_counts=SCORE_BINS * MAX_CURVES, points=CURVE_POINTS, residual_bits=RESIDUAL_BITS, max_classes=MAX_CLASSES
+)
 _SLICES = Resolution(
-    score_bins=SLICE_SCORE_BINS, points=20, residual_bits=SLICE_RESIDUAL_BITS, max_classes=MAX_SLICE_CLASSES
+    score_counts=SLICE_SCORE_COUNTS, points=20, residual_bits=SLICE_RESIDUAL_BITS, max_classes=MAX_SLICE_CLASSES
 )
 
 
@@ -83,7 +89,7 @@ class ClassTables:
         self._confusion = np.zeros((0, classes, classes) if self._has_matrix else (0, 0, 0))
         labels = 1 if has_one_score else classes
         self._has_one_score = has_one_score
-        self._scores = LabelScores(labels, bins=resolution.score_bins) if labels <= MAX_CURVES else None
+        self._scores = resolution.scores(labels)
         self._confidence = None if has_one_score else Reliability(1)
         self._totals = np.zeros((0, 3))
         self._unscored = np.zeros(0, np.int64)
@@ -184,7 +190,7 @@ class MultiLabelTables:
         self._labels = labels
         self._resolution = resolution
         self._counts = np.zeros((0, labels, 2, 2))
-        self._scores = LabelScores(labels, bins=resolution.score_bins) if labels <= MAX_CURVES else None
+        self._scores = resolution.scores(labels)
         self._totals = np.zeros((0, 3))
         self._unscored = np.zeros(0, np.int64)
 
