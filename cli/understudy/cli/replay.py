@@ -31,7 +31,12 @@ Array = npt.NDArray[Any]
 
 @click.command("replay")
 @click.argument("folder", metavar="DIR", type=LocalPath(exists=True, path_type=Path))
-@click.option("--version", type=VersionType(), required=True, help="The version to send the requests to; it is loaded.")
+@click.option(
+    "--version",
+    type=VersionType(),
+    required=True,
+    help="The version to send the requests to. It must be loaded, as the serving one and the one before are.",
+)
 @click.option(
     "--against",
     type=VersionType(),
