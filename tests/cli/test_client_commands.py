@@ -133,6 +133,12 @@ def test_status_shows_that_a_checkpoint_failed_to_load_until_it_is_scored(
     assert ("no such loss" in run("status").stdout) is not scored_last
 
 
+def test_status_says_on_which_dataset_an_evaluation_failed(run: Run, script: Script) -> None:
+    script.record(STEP, dataset="big", outcome=evaluation_pb2.EVALUATION_OUTCOME_FAILED, reason="no column")
+    script.record(STEP, dataset="big", outcome=evaluation_pb2.EVALUATION_OUTCOME_REFUSED, reason="too low")
+    assert run("status").stdout.splitlines()[2].endswith("  big: failed: no column; refused: too low")
+
+
 def test_status_as_json_has_the_evaluations(run: Run, script: Script) -> None:
     script.record(STEP, metrics={"loss": float("nan")})
 

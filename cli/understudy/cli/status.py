@@ -138,8 +138,11 @@ def roles(version: VersionStatus, status: ModelStatus) -> list[str]:
 
 def scores(step: int, evaluations: Iterable[Evaluation]) -> str:
     """Return the scores of a step in one line, or why it has none."""
-    return "; ".join(
-        f"{each.dataset}: {formatted_metrics(each)}" if each.outcome == "scored" else f"{each.outcome}: {each.reason}"
-        for each in evaluations
-        if each.step == step
-    )
+    return "; ".join(_in_words(each) for each in evaluations if each.step == step)
+
+
+def _in_words(evaluation: Evaluation) -> str:
+    if evaluation.outcome == "scored":
+        return f"{evaluation.dataset}: {formatted_metrics(evaluation)}"
+    said = f"{evaluation.outcome}: {evaluation.reason}"
+    return said if evaluation.outcome in DECISIONS or not evaluation.dataset else f"{evaluation.dataset}: {said}"

@@ -37,7 +37,7 @@ def found(*texts: str, slicer: Slicer | None = None) -> dict[str, list[int]]:
         ("is_new", {"is_new=False": [1], "is_new=True": [0, 2, 3]}),
         ("age:18, 30,65", {"age<18": [0], "age=[18,30)": [1], "age=[30,65)": [2], "age=NaN": [3]}),
         ("age:18", {"age<18": [0], "age>=18": [1, 2], "age=NaN": [3]}),
-        ("age", {"age=17": [0], "age=18": [1], "age=64.9": [2], "age=nan": [3]}),
+        ("age", {"age=17": [0], "age=18": [1], "age=64.9": [2], "age=NaN": [3]}),
         (
             "country * label",
             {"country=DE,label=1": [1], "country=FR,label=3": [0, 2], "country=Åland,label=3": [3]},

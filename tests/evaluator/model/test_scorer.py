@@ -238,12 +238,39 @@ def test_the_output_whose_targets_do_not_fit_a_metric_is_named(two_by_two: Slot)
         score(two_by_two, batch, metrics=(MetricSpec(name="F1Score", config={"threshold": 0.5}),))
 
 
+@pytest.mark.parametrize(
+    ("loss", "targets", "said"),
+    [
+        (
+            "sparse_categorical_crossentropy",
+            ONE_HOT,
+            r"float32\[examples, 3\]\); it takes class numbers of .* \[examples\]",
+        ),
+        (
+            keras.losses.SparseCategoricalCrossentropy(),
+            ONE_HOT,
+            r"\); it takes class numbers of the shape \[examples\]",
+        ),
+        ("categorical_crossentropy", CLASS_NUMBERS, r"; it takes targets of the outputs' shape \[examples, 3\]"),
+    ],
+)
+def test_a_loss_that_the_targets_do_not_fit_is_named_with_what_it_takes(
+    make_slot: Callable[..., Slot], loss: Any, targets: Any, said: str
+) -> None:
+    inputs = keras.Input((3,), name="x")
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax", name="kind")(inputs))
+    model.compile("sgd", loss)
+    batch = Batch(inputs={"x": np.ones((4, 3), np.float32)}, targets={"targets": targets})
+    with pytest.raises(InvalidInputError, match=f"fit the model's loss '{getattr(loss, 'name', loss)}' .*{said}"):
+        score(make_slot(model), batch)
+
+
 def test_a_loss_that_the_targets_do_not_fit_is_blamed_with_the_shapes(make_slot: Callable[..., Slot]) -> None:
     x, _, _ = sample_models.regression_data(np.random.default_rng(0), 4)
     batch = Batch(inputs={"x": x}, targets={"targets": np.ones(4, np.float32)})
     with pytest.raises(
         InvalidInputError,
-        match=r"fit the model's loss \(targets: float32\[examples\]; outputs: float32\[examples, 2\]\)",
+        match=r"fit the model's loss 'huber_loss' \(targets: float32\[examples\]; outputs: float32\[examples, 2\]\)",
     ):
         score(make_slot(sample_models.regression(), replicas=2), batch)
 

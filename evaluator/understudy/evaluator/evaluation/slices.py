@@ -23,6 +23,8 @@ PREDICTED = "predicted"
 MAX_SLICES = 1000
 """The most values of one setting, and the most slices of an evaluation."""
 
+_NOT_A_NUMBER = "NaN"
+
 _COUNTED = 4096
 """Classes and buckets below this are counted, which is faster than sorting them."""
 
@@ -90,7 +92,7 @@ class SliceFeature:
     def _bucket(self, place: int) -> str:
         texts = [_shown(edge) for edge in self.edges]
         if place > len(texts):
-            return f"{self.name}=NaN"
+            return f"{self.name}={_NOT_A_NUMBER}"
         if place == 0:
             return f"{self.name}<{texts[0]}"
         return (
@@ -470,4 +472,6 @@ def _is(name: str, kind: str) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
-    return np.format_float_positional(value, trim="-") if isinstance(value, float | np.floating) else str(value)
+    if not isinstance(value, float | np.floating):
+        return str(value)
+    return _NOT_A_NUMBER if np.isnan(value) else np.format_float_positional(value, trim="-")

@@ -32,9 +32,13 @@ _EXAMPLES = 97
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """The loss and the metrics of a model, as `understudy.compat` returns them; None for what it lacks."""
+    """The loss and the metrics of a model, as `understudy.compat` returns them; None for what it lacks.
+
+    ``loss_name`` is the loss's name if the model has one output, else empty.
+    """
 
     loss: Any | None
+    loss_name: str
     metrics: Any | None
 
 
@@ -68,14 +72,33 @@ def _spec(leaf: Any) -> Any:
 def _misfits(compiled: Compiled, targets: Any, predictions: Any, weights: Any) -> Iterator[str]:
     if compiled.loss is not None and (why := _error(compiled.loss, targets, predictions, weights)):
         of_weights = weights is not None and not _error(compiled.loss, targets, predictions)
-        what = f"the {'sample weights' if of_weights else 'targets'} do not fit the model's loss"
-        yield _said(what, why, targets, predictions, weights)
+        loss = f"the model's loss {compiled.loss_name!r}" if compiled.loss_name else "the model's loss"
+        what = f"the {'sample weights' if of_weights else 'targets'} do not fit {loss}"
+        said = _said(what, why, targets, predictions, weights)
+        helps = _loss_takes(compiled.loss_name, predictions) if compiled.loss_name and not of_weights else ""
+        yield said + helps
     if compiled.metrics is None:
         return
     for metric, output, target, prediction in metrics_with_values(compiled.metrics, targets, predictions):
         if why := _error(metric.update_state, target, prediction):
             what = f"the targets of {output!r} do not fit the metric {metric.name!r}"
             yield f"{_said(what, why, target, prediction)}; {_remedy(metric, target, prediction)}"
+
+
+def _loss_takes(name: str, predictions: Any) -> str:
+    (of_output,) = (list(leaf.shape[1:]) for leaf in tf.nest.flatten(predictions))
+    if name.startswith("sparse_"):
+        return f"; it takes class numbers of the shape {_shape(of_output[:-1])}"
+    is_of_keras = hasattr(keras.losses, name.removesuffix("_loss"))
+    return f"; it takes targets of the outputs' shape {_shape(of_output)}" if is_of_keras else ""
+
+
+def loss_name(loss: Any) -> str:
+    """Return the name of a loss argument of `keras.Model.compile` for one output; empty if it is for several."""
+    if isinstance(loss, str):
+        return loss
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", "")
+    return name if isinstance(name, str) else ""
 
 
 def _error(call: Callable[..., Any], *arguments: Any) -> str:

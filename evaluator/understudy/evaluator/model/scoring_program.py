@@ -22,7 +22,7 @@ from understudy.evaluator.model.forward import StructuredCall
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.model.increments import NoIncrementsError, StateIncrements
 from understudy.evaluator.model.metric_digests import is_loss, metric_digests, named_metrics
-from understudy.evaluator.model.misfits import UNFIT, Compiled, find_misfit
+from understudy.evaluator.model.misfits import UNFIT, Compiled, find_misfit, loss_name
 from understudy.evaluator.model.undefined_values import Undefined, UndefinedValues, undefined_losses
 from understudy.evaluator.types import Array
 
@@ -166,6 +166,7 @@ class ScoringProgram:
         self._loss = keras.metrics.Mean(name=LOSS)
         self._compiled_metrics = compiled_metrics(model)
         self._compiled_loss = compiled_loss(model) if options.with_loss else None
+        self._loss_name = loss_name(model.loss) if len(interface.outputs.names) == 1 else ""
         self._create_variables(data)
         self._metrics = list(model.metrics)
         self._named: list[tuple[str, Any]] | None = None
@@ -354,7 +355,7 @@ class ScoringProgram:
         """Return why a batch does not fit the loss or a metric by its shapes; empty if it fits each of them."""
         if self._options.custom_step or any(leaf is None for leaf in tf.nest.flatten(data.targets)):
             return ""
-        compiled = Compiled(loss=self._compiled_loss, metrics=self._compiled_metrics)
+        compiled = Compiled(loss=self._compiled_loss, loss_name=self._loss_name, metrics=self._compiled_metrics)
         return find_misfit(compiled, self.predictions, data.as_arguments())
 
     def _initial_values(self) -> list[Any]:
