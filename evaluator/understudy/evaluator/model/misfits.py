@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from understudy.compat import metrics_with_values
+from understudy.compat import compiled_loss, compiled_metrics, metrics_with_values
 from understudy.evaluator.evaluator_errors import first_line
 
 UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError)
@@ -30,59 +29,65 @@ _EXAMPLES = 97
 """A number of examples that hardly any other axis has, so that nothing fits by chance."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """The loss and the metrics of a model, as `understudy.compat` returns them; None for what it lacks.
-
-    ``loss_name`` is the loss's name if the model has one output, else empty.
-    """
-
-    loss: Any | None
-    loss_name: str
-    metrics: Any | None
-
-
-def find_misfit(compiled: Compiled, predict: Callable[..., Any], arguments: Sequence[Any]) -> str:
-    """Return why the targets of a batch do not fit the loss or a metric; empty if they fit each of them.
+class Misfits:
+    """Finds the loss or the metric that batches do not fit, and remembers the last answer. Thread-safe.
 
     Args:
-        compiled: The loss and the metrics.
-        predict: Returns the model's outputs from its inputs, the outputs that are known, and their masks.
-        arguments: The inputs, targets, weights, outputs and masks of a batch, or their specifications.
+        model: The compiled model.
+        has_loss: Whether its loss counts.
+        has_one_output: Whether it has a single output, whose loss can be named.
+        predict: Returns its outputs from its inputs, the outputs that are known, and their masks.
     """
-    found: list[str] = []
 
-    def trace(inputs: Any, targets: Any, weights: Any, outputs: Any, masks: Any) -> None:
-        with keras.StatelessScope(collect_losses=True):
-            predictions = predict(inputs, outputs, masks)
-            found.extend(_misfits(compiled, targets, predictions, weights))
+    def __init__(self, model: Any, *, has_loss: bool, has_one_output: bool, predict: Callable[..., Any]) -> None:
+        self._loss = compiled_loss(model) if has_loss else None
+        self._loss_name = _loss_name(model.loss) if has_one_output else ""
+        self._metrics = compiled_metrics(model)
+        self._predict = predict
+        self._last: tuple[tuple[Any, ...], str] = (), ""
 
-    specs = tf.nest.map_structure(_spec, tuple(arguments))
-    try:
-        tf.function(trace, autograph=False).get_concrete_function(*specs)
-    except UNFIT:  # the targets have another structure than the outputs
-        return ""
-    return found[0] if found else ""
+    def find(self, arguments: Sequence[Any]) -> str:
+        """Return why the targets of a batch do not fit the loss or a metric; empty if they fit each of them.
+
+        Args:
+            arguments: The inputs, targets, weights, outputs and masks of a batch, or their specifications.
+        """
+        shapes = tuple(tuple(leaf.shape[1:]) for leaf in tf.nest.flatten(arguments) if leaf is not None)
+        if self._last[0] != shapes:  # a caller may try the same again and again, and tracing takes a while
+            self._last = shapes, self._trace(arguments)
+        return self._last[1]
+
+    def _trace(self, arguments: Sequence[Any]) -> str:
+        found: list[str] = []
+
+        def trace(inputs: Any, targets: Any, weights: Any, outputs: Any, masks: Any) -> None:
+            with keras.StatelessScope(collect_losses=True):
+                found.extend(self._found(targets, self._predict(inputs, outputs, masks), weights))
+
+        specs = tf.nest.map_structure(_spec, tuple(arguments))
+        try:
+            tf.function(trace, autograph=False).get_concrete_function(*specs)
+        except UNFIT:  # the targets have another structure than the outputs
+            return ""
+        return found[0] if found else ""
+
+    def _found(self, targets: Any, predictions: Any, weights: Any) -> Iterator[str]:
+        if self._loss is not None and (why := _error(self._loss, targets, predictions, weights)):
+            of_weights = weights is not None and not _error(self._loss, targets, predictions)
+            loss = f"the model's loss {self._loss_name!r}" if self._loss_name else "the model's loss"
+            what = f"the {'sample weights' if of_weights else 'targets'} do not fit {loss}"
+            helps = _loss_takes(self._loss_name, predictions) if self._loss_name and not of_weights else ""
+            yield _said(what, why, targets, predictions, weights) + helps
+        if self._metrics is None:
+            return
+        for metric, output, target, prediction in metrics_with_values(self._metrics, targets, predictions):
+            if why := _error(metric.update_state, target, prediction):
+                what = f"the targets of {output!r} do not fit the metric {metric.name!r}"
+                yield f"{_said(what, why, target, prediction)}; {_remedy(metric, target, prediction)}"
 
 
 def _spec(leaf: Any) -> Any:
     return None if leaf is None else tf.TensorSpec([_EXAMPLES, *leaf.shape[1:]], tf.as_dtype(leaf.dtype))
-
-
-def _misfits(compiled: Compiled, targets: Any, predictions: Any, weights: Any) -> Iterator[str]:
-    if compiled.loss is not None and (why := _error(compiled.loss, targets, predictions, weights)):
-        of_weights = weights is not None and not _error(compiled.loss, targets, predictions)
-        loss = f"the model's loss {compiled.loss_name!r}" if compiled.loss_name else "the model's loss"
-        what = f"the {'sample weights' if of_weights else 'targets'} do not fit {loss}"
-        said = _said(what, why, targets, predictions, weights)
-        helps = _loss_takes(compiled.loss_name, predictions) if compiled.loss_name and not of_weights else ""
-        yield said + helps
-    if compiled.metrics is None:
-        return
-    for metric, output, target, prediction in metrics_with_values(compiled.metrics, targets, predictions):
-        if why := _error(metric.update_state, target, prediction):
-            what = f"the targets of {output!r} do not fit the metric {metric.name!r}"
-            yield f"{_said(what, why, target, prediction)}; {_remedy(metric, target, prediction)}"
 
 
 def _loss_takes(name: str, predictions: Any) -> str:
@@ -93,7 +98,7 @@ def _loss_takes(name: str, predictions: Any) -> str:
     return f"; it takes targets of the outputs' shape {_shape(of_output)}" if is_of_keras else ""
 
 
-def loss_name(loss: Any) -> str:
+def _loss_name(loss: Any) -> str:
     """Return the name of a loss argument of `keras.Model.compile` for one output; empty if it is for several."""
     if isinstance(loss, str):
         return loss

@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
-from understudy.compat import compiled_loss, compiled_metrics, put_mask
+from understudy.compat import compiled_metrics, put_mask
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.forward import StructuredCall
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.model.increments import NoIncrementsError, StateIncrements
 from understudy.evaluator.model.metric_digests import is_loss, metric_digests, named_metrics
-from understudy.evaluator.model.misfits import UNFIT, Compiled, find_misfit, loss_name
+from understudy.evaluator.model.misfits import UNFIT, Misfits
 from understudy.evaluator.model.undefined_values import Undefined, UndefinedValues, undefined_losses
 from understudy.evaluator.types import Array
 
@@ -165,8 +165,12 @@ class ScoringProgram:
         self._on_trace = on_trace
         self._loss = keras.metrics.Mean(name=LOSS)
         self._compiled_metrics = compiled_metrics(model)
-        self._compiled_loss = compiled_loss(model) if options.with_loss else None
-        self._loss_name = loss_name(model.loss) if len(interface.outputs.names) == 1 else ""
+        self._misfits = Misfits(
+            model,
+            has_loss=options.with_loss,
+            has_one_output=len(interface.outputs.names) == 1,
+            predict=self.predictions,
+        )
         self._create_variables(data)
         self._metrics = list(model.metrics)
         self._named: list[tuple[str, Any]] | None = None
@@ -352,11 +356,13 @@ class ScoringProgram:
             raise
 
     def misfit(self, data: ScoringData) -> str:
-        """Return why a batch does not fit the loss or a metric by its shapes; empty if it fits each of them."""
-        if self._options.custom_step or any(leaf is None for leaf in tf.nest.flatten(data.targets)):
+        """Return why a batch does not fit the loss or a metric by its shapes; empty if it fits each of them.
+
+        Empty, too, if outputs have no targets, or if the model itself would have to be traced again.
+        """
+        if self.runs_model or any(leaf is None for leaf in tf.nest.flatten(data.targets)):
             return ""
-        compiled = Compiled(loss=self._compiled_loss, loss_name=self._loss_name, metrics=self._compiled_metrics)
-        return find_misfit(compiled, self.predictions, data.as_arguments())
+        return self._misfits.find(data.as_arguments())
 
     def _initial_values(self) -> list[Any]:
         with keras.StatelessScope() as scope:
