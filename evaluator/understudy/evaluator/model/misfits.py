@@ -25,6 +25,9 @@ _CLASS_NUMBERS = (
 )
 _COLUMNS = (keras.metrics.FBetaScore, keras.metrics.R2Score)
 
+_SPARSE = "sparse_"
+"""How the names of losses on class numbers begin."""
+
 _EXAMPLES = 97
 """A number of examples that hardly any other axis has, so that nothing fits by chance."""
 
@@ -83,7 +86,9 @@ class Misfits:
         for metric, output, target, prediction in metrics_with_values(self._metrics, targets, predictions):
             if why := _error(metric.update_state, target, prediction):
                 what = f"the targets of {output!r} do not fit the metric {metric.name!r}"
-                yield f"{_said(what, why, target, prediction)}; {_remedy(metric, target, prediction)}"
+                of_classes = self._loss_name.startswith(_SPARSE) or target.dtype.is_integer
+                helps = _remedy(metric, target, prediction, of_classes=of_classes)
+                yield f"{_said(what, why, target, prediction)}; {helps}"
 
 
 def _spec(leaf: Any) -> Any:
@@ -92,7 +97,7 @@ def _spec(leaf: Any) -> Any:
 
 def _loss_takes(name: str, predictions: Any) -> str:
     (of_output,) = (list(leaf.shape[1:]) for leaf in tf.nest.flatten(predictions))
-    if name.startswith("sparse_"):
+    if name.startswith(_SPARSE):
         return f"; it takes class numbers of the shape {_shape(of_output[:-1])}"
     is_of_keras = hasattr(keras.losses, name.removesuffix("_loss"))
     return f"; it takes targets of the outputs' shape {_shape(of_output)}" if is_of_keras else ""
@@ -131,8 +136,8 @@ def _shape(of_example: Sequence[int | None]) -> str:
     return f"[{', '.join(map(str, ('examples', *of_example)))}]"
 
 
-def _remedy(metric: Any, target: Any, prediction: Any) -> str:
-    """Return what the metric takes, and what helps."""
+def _remedy(metric: Any, target: Any, prediction: Any, *, of_classes: bool) -> str:
+    """Return what the metric takes, and what helps; ``of_classes`` says that targets may be class numbers."""
     of_target, of_output = list(target.shape[1:]), list(prediction.shape[1:])
     if isinstance(metric, _CLASS_NUMBERS):
         return (
@@ -142,7 +147,6 @@ def _remedy(metric: Any, target: Any, prediction: Any) -> str:
     if isinstance(metric, _COLUMNS) and len(of_output) != 1:
         return "it takes targets and outputs of the shape [examples, values]; use another metric"
     takes = f"it takes targets of the outputs' shape {_shape(of_output)}"
-    may_be_classes = target.dtype.is_integer and of_output[-1:] != [1]
-    if may_be_classes and of_target in (of_output[:-1], [*of_output[:-1], 1]):
+    if of_classes and of_output[-1:] != [1] and of_target in (of_output[:-1], [*of_output[:-1], 1]):
         return f"{takes}; for class numbers, give one-hot targets or use a metric such as 'SparseCategoricalAccuracy'"
     return takes
