@@ -41,7 +41,8 @@ metric_option = click.option(
     type=_MetricType(),
     multiple=True,
     metavar="NAME[=JSON]",
-    help='A Keras metric with its configuration, such as AUC={"curve":"PR"}; repeatable. The compiled ones by default.',
+    help='A Keras metric with its configuration, such as AUC={"curve":"PR"}, of all outputs or of one (OUTPUT/AUC); '
+    "repeatable. The compiled ones by default.",
 )
 
 

@@ -32,7 +32,7 @@ CALLS_A_FUNCTION = {
 
 
 def check(metric: str, /, **config: Any) -> None:
-    check_metrics([MetricSpec(name=metric, config=config)])
+    check_metrics([MetricSpec(name=metric, config=config)], ["y"])
 
 
 def test_every_name_that_keras_knows_stands_for_its_class_or_for_nothing() -> None:
@@ -127,9 +127,9 @@ def test_an_argument_that_is_out_of_bounds_is_refused(name: str, config: dict[st
 
 
 def test_the_metrics_of_one_request_are_bounded() -> None:
-    check_metrics([MetricSpec(name="mae")] * MAX_METRICS)
+    check_metrics([MetricSpec(name="mae")] * MAX_METRICS, ["y"])
     with pytest.raises(InvalidInputError, match="got 33 metrics"):
-        check_metrics([MetricSpec(name="mae")] * (MAX_METRICS + 1))
+        check_metrics([MetricSpec(name="mae")] * (MAX_METRICS + 1), ["y"])
 
 
 def test_the_comparisons_of_a_batch_with_thresholds_are_bounded(make_slot: Callable[..., Slot]) -> None:

@@ -65,6 +65,16 @@ def test_named_metrics_apply_to_every_output(two_by_two: Slot) -> None:
     assert named["value_mae"] == compiled["value_mae"]
 
 
+def test_a_named_metric_may_be_of_one_output(two_by_two: Slot) -> None:
+    named = (MetricSpec(name="odds/AUC", config={"name": "area"}), MetricSpec(name="value/mae"))
+    found = score(two_by_two, two_by_two_batch(9), metrics=named)
+    everywhere = score(two_by_two, two_by_two_batch(9), metrics=(MetricSpec(name="mae"),))
+    assert found.keys() == {"loss", "odds_loss", "value_loss", "odds_area", "value_mae"}
+    assert found["value_mae"] == everywhere["value_mae"]
+    with pytest.raises(InvalidInputError, match=r"metric 'size/mae' is of no output; there are \['odds', 'value'\]"):
+        two_by_two.scorer([MetricSpec(name="size/mae")])
+
+
 def test_a_model_that_was_not_compiled_needs_named_metrics(make_slot: Callable[..., Slot]) -> None:
     inputs = keras.Input((4,))
     slot = make_slot(keras.Model(inputs, layers.Dense(2)(inputs)))

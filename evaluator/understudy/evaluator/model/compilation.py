@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -219,9 +220,10 @@ class Compilation:
         keras.Model.compile(self._model, **{**arguments, "optimizer": None, "jit_compile": False})
 
     def _per_output(self, metrics: Sequence[MetricSpec]) -> Any:
-        """Return separate metrics for every output."""
+        """Return separate metrics for every output, or for the one that they name."""
         names = self._interface.outputs.names
-        own = {name: [_metric(spec) for spec in metrics] for name in names}
+        named = [_of_output(spec, names) for spec in metrics]
+        own = {name: [_metric(spec) for output, spec in named if output in ("", name)] for name in names}
         return own[names[0]] if len(names) == 1 else self._interface.outputs.unflatten(own)
 
     def _has_loss(self, *, adds_losses: bool) -> bool:
@@ -282,11 +284,25 @@ def _shown(given: Any) -> str:
     return repr(given)[:64]
 
 
-def check_metrics(metrics: Sequence[MetricSpec]) -> None:
-    """Raise InvalidInputError for a metric that is neither in the catalog nor registered, or has invalid arguments."""
+def check_metrics(metrics: Sequence[MetricSpec], outputs: Sequence[str]) -> None:
+    """Raise InvalidInputError for a metric that is neither in the catalog nor registered, or has invalid arguments.
+
+    Args:
+        metrics: The metrics.
+        outputs: The names of the model's outputs.
+    """
     metric_catalog.check_count(metrics)
     for spec in metrics:
-        _metric(spec)
+        output, of_output = _of_output(spec, outputs)
+        if not output and "/" in spec.name and keras.saving.get_registered_object(spec.name) is None:
+            raise InvalidInputError(f"metric {spec.name[:64]!r} is of no output; there are {list(outputs)}")
+        _metric(of_output)
+
+
+def _of_output(spec: MetricSpec, outputs: Sequence[str]) -> tuple[str, MetricSpec]:
+    """Return the output that a metric is named for, as ``output/metric``, and the metric; empty for all outputs."""
+    output, _, name = spec.name.rpartition("/")
+    return (output, replace(spec, name=name)) if output in outputs else ("", spec)
 
 
 def _metric(spec: MetricSpec) -> Any:

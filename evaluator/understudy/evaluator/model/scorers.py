@@ -75,7 +75,7 @@ class Scorers:
             InvalidInputError: There is no such metric, it has no such argument, or there are too many metrics.
             NotEvaluableError: The model was not compiled, and no metric is named.
         """
-        check_metrics(metrics)
+        check_metrics(metrics, self._interface.outputs.names)
         key = repr((list(metrics), example_losses, increments))
         with self._building:
             if key not in self._kept:
@@ -94,7 +94,7 @@ class Scorers:
         Raises:
             NotEvaluableError: See `scorer`; or what the model computes its score from is more than its outputs.
         """
-        check_metrics(metrics)
+        check_metrics(metrics, self._interface.outputs.names)
         if needed := self.needs_more_than_outputs():
             raise NotEvaluableError(f"outputs alone give no score: {'; '.join(needed)}")
         received = ReceivedOutputs(self._interface, self._pass.output_specs)
