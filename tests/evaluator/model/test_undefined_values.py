@@ -69,6 +69,16 @@ def test_a_curve_of_precision_and_recall_is_undefined_without_positive_labels_al
     assert reasons(make(), NEGATIVE, [0.1, 0.9, 0.6, 0.4]) == {"m": undefined_values.NO_POSITIVE}
 
 
+def test_a_mean_of_curves_says_that_one_of_its_labels_is_the_same_in_all_examples() -> None:
+    scores = [[0.1, 0.9], [0.6, 0.4]]
+    for labels, reason in (
+        ([[0, 1], [1, 1]], undefined_values.NO_NEGATIVE_OF_ONE),
+        ([[0, 0], [1, 0]], undefined_values.NO_POSITIVE_OF_ONE),
+    ):
+        assert reasons(metrics.AUC(multi_label=True, num_labels=2), labels, scores) == {"m": reason}
+    assert reasons(metrics.AUC(multi_label=True, num_labels=2), [[0, 1], [1, 0]], scores) == {}
+
+
 def test_precision_is_undefined_without_positive_predictions_and_recall_without_positive_labels() -> None:
     low, high = [0.1] * 4, [0.9] * 4
     assert reasons(metrics.Precision(), POSITIVE, low) == {"m": undefined_values.NO_PREDICTION}

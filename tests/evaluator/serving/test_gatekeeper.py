@@ -100,7 +100,7 @@ def test_an_undecided_checkpoint_is_served_if_the_settings_say_so(make_harness: 
 
 @pytest.mark.parametrize("gate", [GATE[0], "test/loss not worse by 0.1", "test/loss better by 0.1"])
 def test_a_checkpoint_is_undecided_while_its_value_or_that_of_the_baseline_is_undefined(
-    make_harness: Make, gate: str
+    make_harness: Make, gate: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = make_harness(gate=(gate,), when_undecided="serve")
     step(harness, 1, 0.0, undefined="no example counts")
@@ -110,6 +110,8 @@ def test_a_checkpoint_is_undecided_while_its_value_or_that_of_the_baseline_is_un
     assert (own.outcome, own.reason) == (UNDECIDED, "loss of 'test' is undefined: no example counts")
     assert (other.outcome, other.reason) == (UNDECIDED, f"of step 1, {own.reason}")
     assert (other.conditions[0].value, other.conditions[0].baseline_step) == (1.0, 1)
+    (warning,) = [record.__dict__ for record in caplog.records if "cannot be decided" in record.message]
+    assert (warning["gate"], warning["step"], warning["reason"]) == (gate, 1, own.reason)
 
 
 def test_an_operator_may_promote_an_undecided_checkpoint(make_harness: Make) -> None:

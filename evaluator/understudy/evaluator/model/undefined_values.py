@@ -20,6 +20,8 @@ NO_MEAN = "the weights of what it averages add up to 0"
 NO_LABEL = "no label counts: all have a weight of 0 or are masked"
 NO_POSITIVE = "no label that counts is positive"
 NO_NEGATIVE = "no label that counts is negative"
+NO_POSITIVE_OF_ONE = "one of the labels that it averages is positive in no example that counts"
+NO_NEGATIVE_OF_ONE = "one of the labels that it averages is negative in no example that counts"
 NO_PREDICTION = "no prediction that counts is positive"
 NO_TARGET = "no target counts: all have a weight of 0"
 SAME_TARGETS = "all targets that count are the same"
@@ -134,9 +136,10 @@ def _of_curve(metric: Any, *counts: Array) -> Found:
     """
     true_positives, false_negatives, false_positives, true_negatives = (count[:, 0] for count in counts)
     no_positive, no_negative = true_positives + false_negatives == 0, false_positives + true_negatives == 0
-    found = [(NO_LABEL, no_positive & no_negative), (NO_POSITIVE, no_positive)]
+    is_mean = no_positive.ndim > 1
+    found = [(NO_LABEL, no_positive & no_negative), (NO_POSITIVE_OF_ONE if is_mean else NO_POSITIVE, no_positive)]
     if type(metric).result not in _OF_PRECISION and metric.get_config().get("curve") != "PR":
-        found.append((NO_NEGATIVE, no_negative))
+        found.append((NO_NEGATIVE_OF_ONE if is_mean else NO_NEGATIVE, no_negative))
     return [(reason, holds.reshape(len(holds), -1).any(axis=1)) for reason, holds in found]
 
 

@@ -176,7 +176,7 @@ class GateTrial:
     """The values of one checkpoint and of what it is compared with, for one decision.
 
     Attributes:
-        undecidable: Why conditions can be decided for no checkpoint like this one, by their texts.
+        undecidable: Why conditions cannot be decided, perhaps for no checkpoint, by their texts.
     """
 
     def __init__(
@@ -227,6 +227,7 @@ class GateTrial:
         record = self.score(self.key, dataset)
         assert record is not None  # noqa: S101 - `Gatekeeper._decide` looked
         if undefined := _undefined(record, condition):
+            self.undecidable[condition.text] = undefined
             return Measured(value=math.nan, undefined=undefined)
         resampled = self._resampled(record).get(condition.key)
         value, lacks = _value(record, condition)

@@ -218,11 +218,11 @@ class Gatekeeper:
         self._record(trial, results, further)
 
     def _warn(self, trial: GateTrial) -> None:
-        """Log once for each condition that it cannot be decided on checkpoints like this one."""
+        """Log once for each condition that it cannot be decided, as it may be so for every checkpoint."""
         for text in trial.undecidable.keys() - self._warned:
             self._warned.add(text)
             _log.warning(
-                "a gate at a confidence cannot be decided",
+                "a condition of the gate cannot be decided",
                 extra={"gate": text, "step": trial.key[0], "reason": trial.undecidable[text]},
             )
 
