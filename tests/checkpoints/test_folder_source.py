@@ -55,6 +55,14 @@ def test_checkpoints_come_in_step_order(folder: Path, source: FolderSource, writ
     assert steps_of(source) == [7, 100, 300]
 
 
+def test_a_name_that_is_no_text_hides_no_other_checkpoint(
+    folder: Path, source: FolderSource, write_keras: WriteKeras
+) -> None:
+    write_keras(folder / os.fsdecode(b"caf\xe9-20.keras"), weight=1)
+    write_keras(folder / "cafe-30.keras", weight=2)
+    assert steps_of(source) == [20, 30]
+
+
 def test_a_counter_follows_the_order_of_writing(folder: Path, source: FolderSource, write_keras: WriteKeras) -> None:
     set_modified(write_keras(folder / "early.keras", weight=1), 2000)
     set_modified(write_keras(folder / "but_earlier.keras", weight=2), 1000)

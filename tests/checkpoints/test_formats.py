@@ -27,6 +27,7 @@ from understudy.checkpoints import (
     open_local_checkpoint,
 )
 from understudy.checkpoints.formats import FORMATS, HDF5_SETTLE_SECONDS, Format
+from understudy.checkpoints.formats.tf_checkpoint import STATE_FILE
 
 LONG_AGO = 1_000_000_000
 
@@ -64,6 +65,14 @@ SAVES: dict[ModelKind, Save] = {
     ModelKind.TF_CHECKPOINT: save_managed,
     ModelKind.SAVED_MODEL: save_saved_model,
 }
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_state_file_of_another_kind_holds_nobody_up(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    save_managed(trained_model(1), tmp_path, 7)
+    (tmp_path / STATE_FILE).unlink()
+    make(tmp_path / STATE_FILE)
+    assert [path.name for path in format_of(ModelKind.TF_CHECKPOINT).find(tmp_path)] == ["ckpt-7"]
 
 
 def format_of(kind: ModelKind) -> Format:

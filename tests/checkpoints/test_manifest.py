@@ -101,6 +101,27 @@ def test_a_path_out_of_the_checkpoint_is_refused(path: str) -> None:
         decode_manifest(_with(files=files), origin=_ORIGIN)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"digest": "half \ud800"},
+        {"run": "half \udfff"},
+        {"metrics": {"half \ud800": 1.0}},
+        {"files": [*_MANIFEST.as_json()["files"], {"path": "half \ud800", "size_bytes": 0, "sha256": ""}]},
+        {"files": [*_MANIFEST.as_json()["files"], {"path": "null \0", "size_bytes": 0, "sha256": ""}]},
+        *({"created_at": time} for time in (-1.0, 1e300, "nan", "inf")),
+    ],
+    ids=str,
+)
+def test_what_no_text_no_path_and_no_time_can_hold_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(DamagedCheckpointError, match="is not a manifest"):
+        decode_manifest(_with(**fields), origin=_ORIGIN)
+
+
+def test_two_halves_of_a_character_are_text() -> None:
+    assert decode_manifest(_with(run="\N{GRINNING FACE}"), origin=_ORIGIN).run == "\N{GRINNING FACE}"
+
+
 def test_a_negative_size_that_would_hide_a_large_one_is_refused() -> None:
     files = [*_MANIFEST.as_json()["files"], {"path": "resume/state", "size_bytes": -(2**40), "sha256": ""}]
     with pytest.raises(DamagedCheckpointError, match=r"the size of 'resume/state' is -1099511627776 bytes"):

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from understudy.checkpoints import (
 )
 from understudy.checkpoints import manifest as manifest_module
 from understudy.checkpoints.fs import link_or_copy, read_within, remove_folder
-from understudy.checkpoints.manifest import read_manifest, verify_files
+from understudy.checkpoints.layout import MANIFEST_FILE
+from understudy.checkpoints.manifest import describe_file, encode_manifest, read_manifest, verify_files
 from understudy.checkpoints.run_listing import RunListing
 
 from .conftest import Publish
@@ -62,6 +64,18 @@ def test_the_newest_comes_first_and_each_poll_reads_as_many(
         assert found == steps[-len(found) :]
     assert found == steps
     assert sizes == [*[2] * 49, 1]
+
+
+def test_a_digest_of_another_model_is_refused(run: RunDir, publish: Publish) -> None:
+    scored, other = publish(1), publish(2)
+    folder = run.checkpoint(2)
+    (folder / "model.keras").write_bytes(b"other weights")
+    files = tuple(describe_file(folder, entry.path) for entry in other.files)
+    (folder / MANIFEST_FILE).write_bytes(encode_manifest(replace(other, files=files, digest=scored.digest)))
+    checkpoint = RunSource(run).poll()[2]
+    assert checkpoint is not None
+    with pytest.raises(DamagedCheckpointError, match=f"has the digest {scored.digest}, and its files have"):
+        checkpoint.fetch(run.root / "mine")
 
 
 def test_a_peek_tells_that_something_was_committed(run: RunDir, publish: Publish) -> None:
@@ -362,6 +376,21 @@ def test_a_link_within_the_run_is_copied(run: RunDir, publish: Publish) -> None:
     local = linked.fetch(run.leases / "000000000002")
     assert not local.model_file.is_symlink()
     assert local.model_file.read_bytes() == (run.checkpoint(1) / "model.keras").read_bytes()
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused_and_keeps_no_file_open(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    (run.checkpoint(1) / MANIFEST_FILE).unlink()
+    (run.checkpoint(1) / MANIFEST_FILE).mkdir()
+    source = RunSource(run)
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    for _ in range(5):
+        with pytest.raises(DamagedCheckpointError, match="is no regular file"):
+            read_within(run.checkpoint(1) / MANIFEST_FILE, run.root, limit=1)
+    (checkpoint,) = polled(source)
+    with pytest.raises(DamagedCheckpointError, match="is no regular file"):
+        checkpoint.fetch(run.leases / "000000000001")
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.keras"])

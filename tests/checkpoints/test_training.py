@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -118,7 +119,15 @@ def test_a_killed_trainer_counts_as_failed_once_it_has_been_silent(run: RunDir) 
 
 @pytest.mark.parametrize(
     "change",
-    [{"format_version": 2}, {"state": "asleep"}, {"step": "many"}, {"heartbeat_at": None}, {"progress": []}],
+    [
+        {"format_version": 2},
+        {"state": "asleep"},
+        {"step": "many"},
+        {"heartbeat_at": None},
+        {"progress": []},
+        {"step": 10**400},
+        {"step": math.inf},
+    ],
 )
 def test_another_journal_is_refused(run: RunDir, change: dict[str, object]) -> None:
     with TrainingJournal(run):
@@ -135,6 +144,15 @@ def test_what_is_no_journal_is_refused(run: RunDir, content: bytes) -> None:
     run.training_json.write_bytes(content)
     with pytest.raises(UnsupportedFormatError, match="not a training journal"):
         read_training_status(run, now=0.0)
+
+
+def test_a_journal_that_is_no_regular_file_is_refused_at_once(run: RunDir) -> None:
+    run.root.mkdir()
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.write_bytes(b"[" * 100_000)):
+        make(run.training_json)
+        with pytest.raises(UnsupportedFormatError, match="not a training journal"):
+            read_training_status(run, now=0.0)
+        run.training_json.unlink()
 
 
 def test_progress_is_read_as_it_was_recorded_and_what_is_not_known_is_left_out(run: RunDir) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -349,7 +350,7 @@ class _WatchedFile:
 
 def _identity(origin: ForeignFiles, stamps: Stamps) -> str:
     """Return a hash that changes with the name and status of a checkpoint's files."""
-    return hashlib.sha256(f"{origin.path.name}\0{stamps}".encode()).hexdigest()
+    return hashlib.sha256(os.fsencode(f"{origin.path.name}\0{stamps}")).hexdigest()
 
 
 def _mismatch(origin: ForeignFiles, content: Content) -> str:

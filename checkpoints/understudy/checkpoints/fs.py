@@ -69,18 +69,18 @@ def open_within(path: Path, root: Path) -> BinaryIO:
     """
     for _ in range(_OPENED_AT_MOST):
         try:
-            file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in _NO_FILES:
                 raise DamagedCheckpointError(f"{path} is no regular file: {error.strerror}") from error
             raise
         try:
-            if _is_within(path, os.fstat(file.fileno()), root):
-                return file
+            if _is_within(path, os.fstat(descriptor), root):
+                return os.fdopen(descriptor, "rb", buffering=0)
         except BaseException:
-            file.close()
+            os.close(descriptor)
             raise
-        file.close()
+        os.close(descriptor)
     raise DamagedCheckpointError(f"{path} is replaced again and again")
 
 

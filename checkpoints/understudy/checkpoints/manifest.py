@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -35,6 +37,12 @@ SIGNATURE_FILE = MANIFEST_FILE + SIGNATURE_SUFFIX
 LARGEST_BYTES = 2**24
 """The most bytes of a manifest."""
 
+LATEST_TIME = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
+"""Later times are no dates for Python and protobuf."""
+
+_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""How JSON writes surrogates: as escapes, or as Python encodes those that stand alone."""
+
 _HASHED_AT_ONCE = 2**22
 """Bytes per call; large enough to release the GIL to other threads for milliseconds."""
 
@@ -57,8 +65,8 @@ class Manifest:
         epoch: Epochs completed then; None if its writer does not count epochs.
         created_at: Seconds since the Unix epoch.
         final: Whether training ended with it.
-        digest: Identifies the model: equal digests mean equal models. For a published checkpoint it is the SHA-256 of
-            ``model.keras``, for a foreign one the digest of its format's `Content`, without dates.
+        digest: Identifies the model: equal digests mean equal models. For a published checkpoint it is `model_digest`,
+            for a foreign one the digest of its format's `Content`, without dates.
         metrics: Training metrics by name; may hold NaN.
         signature: The model's inputs and outputs; None if the writer did not record them.
         versions: Versions of the libraries that wrote it, by name.
@@ -152,11 +160,37 @@ def decode_manifest(content: bytes, *, origin: Path) -> Manifest:
         )
     found = fields.pop("checksum", None)
     try:
+        if _SURROGATES.search(content):
+            json.dumps(fields, ensure_ascii=False).encode()  # raises for one alone, which is no text
         if found != _checksum_as_written(content, found) and found != _checksum(fields):
             raise DamagedCheckpointError(f"{origin} does not match its own checksum {found!r:.80}")
         return _from_json(fields)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedCheckpointError(f"{origin} is not a manifest: {type(error).__name__}: {error}") from error
+
+
+def read_published_manifest(
+    directory: Path, accepted: AcceptedKeys | None = None, *, origin: Path | None = None
+) -> Manifest:
+    """Read the manifest of a checkpoint that another program published; see `read_manifest`.
+
+    Scores belong to digests, so a digest of other files is refused: it would stand for a model that was not scored.
+    """
+    manifest = read_manifest(directory, accepted, origin=origin)
+    expected = model_digest(manifest.kind, manifest.files)
+    if manifest.digest != expected:
+        raise DamagedCheckpointError(
+            f"{origin or directory / MANIFEST_FILE} has the digest {manifest.digest}, and its files have {expected}"
+        )
+    return manifest
+
+
+def model_digest(kind: ModelKind, files: Iterable[FileEntry]) -> str:
+    """Return the digest of a published model: the SHA-256 of its file, or of the hashes of its files."""
+    hashes = {entry.path: entry.sha256 for entry in files if kind.owns(entry.path)}
+    if hashes.keys() == {kind.file_name}:
+        return hashes[kind.file_name]
+    return hashlib.sha256(encode_json(hashes)).hexdigest()
 
 
 def describe_file(directory: Path, path: str) -> FileEntry:
@@ -218,10 +252,13 @@ def _from_json(fields: Mapping[str, Any]) -> Manifest:
         raise ValueError(f"it lists no {kind.file_name}")
     signature = fields["signature"]
     epoch = fields["epoch"]
+    created_at = float(fields["created_at"])
+    if not 0 <= created_at < LATEST_TIME:
+        raise ValueError(f"created_at is {created_at}")
     return Manifest(
         step=int(fields["step"]),
         epoch=None if epoch is None else int(epoch),
-        created_at=float(fields["created_at"]),
+        created_at=created_at,
         final=bool(fields["final"]),
         digest=str(fields["digest"]),
         kind=kind,
@@ -235,6 +272,8 @@ def _from_json(fields: Mapping[str, Any]) -> Manifest:
 
 def _file_entry(fields: Mapping[str, Any]) -> FileEntry:
     path = PurePosixPath(str(fields["path"]))
+    if "\0" in str(path):
+        raise ValueError("a path holds a null character")
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError(f"the path {str(path)!r} leads out of the checkpoint")
     size = int(fields["size_bytes"])

@@ -25,6 +25,7 @@ from understudy.checkpoints.manifest import (
     FileEntry,
     Manifest,
     read_manifest,
+    read_published_manifest,
     verify_files,
     verify_sizes,
 )
@@ -147,7 +148,7 @@ class PublishedCheckpoint:
     @classmethod
     def read(cls, directory: Path, accepted: AcceptedKeys | None = None, *, is_private: bool = False) -> Self:
         """Return the checkpoint of a folder. Raises as `read_manifest` does."""
-        manifest = (read_private_manifest if is_private else read_manifest)(directory, accepted)
+        manifest = (read_private_manifest if is_private else read_published_manifest)(directory, accepted)
         return cls(
             directory=directory,
             step=manifest.step,
@@ -188,7 +189,7 @@ class PublishedCheckpoint:
             for signature in (SIGNATURE_FILE, *([INNER_NAME] if self.is_private else [])):
                 with contextlib.suppress(FileNotFoundError):
                     take(signature)
-        read = read_private_manifest if self.is_private else read_manifest
+        read = read_private_manifest if self.is_private else read_published_manifest
         manifest = read(folder, self.accepted, origin=self.directory / MANIFEST_FILE)
         if (manifest.step, manifest.digest) != (self.step, self.digest):
             raise CheckpointGoneError(f"{self.directory} was replaced before it could be fetched")

@@ -20,8 +20,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from understudy.checkpoints.atomic import write_json
-from understudy.checkpoints.checkpoint_errors import UnsupportedFormatError
-from understudy.checkpoints.layout import RunDir
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError, UnsupportedFormatError
+from understudy.checkpoints.fs import read_within
+from understudy.checkpoints.layout import MAX_STEP, RunDir
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ STALE_SECONDS = 60.0
 """A trainer whose heartbeat is older counts as failed."""
 
 _HEARTBEAT_SECONDS = 5.0
+
+_LARGEST_BYTES = 2**20
 
 TrainingState = Literal["running", "finished", "failed"]
 _STATES = ("running", "finished", "failed")
@@ -178,9 +181,11 @@ def read_training_status(
     """
     path = run_dir.training_json
     try:
-        status = _decode(path.read_bytes(), path)
+        status = _decode(read_within(path, run_dir.root, limit=_LARGEST_BYTES), path)
     except FileNotFoundError:
         return None
+    except DamagedCheckpointError as error:
+        raise UnsupportedFormatError(f"{path} is not a training journal ({error})") from error
     return status.after_silence(now - status.heartbeat_at, stale_after_seconds=stale_after_seconds)
 
 
@@ -202,12 +207,19 @@ def _decoded(fields: Mapping[str, Any]) -> TrainingProgress:
 
     steps = fields.get("steps")
     return TrainingProgress(
-        steps=None if steps is None else int(steps),
+        steps=None if steps is None else _step(steps),
         metrics={str(name): float(value) for name, value in dict(fields.get("metrics", {})).items()},
         examples_per_second=known("examples_per_second"),
         input_wait_share=known("input_wait_share"),
         remaining_seconds=known("remaining_seconds"),
     )
+
+
+def _step(value: Any) -> int:
+    step = int(value)
+    if step > MAX_STEP:
+        raise ValueError(f"a step is above {MAX_STEP}")
+    return step
 
 
 def _decode(content: bytes, path: Path) -> TrainingStatus:
@@ -216,14 +228,14 @@ def _decode(content: bytes, path: Path) -> TrainingStatus:
         version, state, final_step = fields["format_version"], fields["state"], fields["final_step"]
         status = TrainingStatus(
             state=state,
-            step=int(fields["step"]),
-            final_step=None if final_step is None else int(final_step),
+            step=_step(fields["step"]),
+            final_step=None if final_step is None else _step(final_step),
             reason=str(fields["reason"]),
             heartbeat_at=float(fields["heartbeat_at"]),
             progress=_decoded(fields.get("progress", {})),
             may_resume=bool(fields.get("may_resume", False)),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise UnsupportedFormatError(f"{path} is not a training journal ({type(error).__name__}: {error})") from error
     if version != FORMAT_VERSION or state not in _STATES:
         raise UnsupportedFormatError(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,15 @@ def test_what_the_source_offers_is_on_the_checkpoint_store_in_step_order(run: Ru
     assert store.info(10).step == 10
     with pytest.raises(VersionNotFoundError, match=r"step 5; there are \[2, 10\]"):
         store.info(5)
+
+
+def test_a_time_that_is_no_date_becomes_one(run: RunDir, store: CheckpointStore) -> None:
+    publish(run, 1)
+    manifest = run.checkpoint(1) / "manifest.json"
+    manifest.write_text("damaged")
+    os.utime(manifest, (-1e9, -1e9))
+    store.refresh()
+    assert store.info(1).created_at == 0
 
 
 def test_of_many_steps_an_error_names_those_around_the_missing_one(run: RunDir, store: CheckpointStore) -> None:

@@ -86,6 +86,12 @@ def taken(changed: ChangedSteps) -> list[int]:
         return steps
 
 
+def test_a_reason_that_quotes_a_name_that_is_no_text_is_text() -> None:
+    quarantine = Quarantine(attempts=3, retry_seconds=1, clock=Clock())
+    for note in (quarantine.add, quarantine.postpone):
+        assert note((1, "d"), "caf\udce9.keras is damaged").reason == "caf\\udce9.keras is damaged"
+
+
 def test_what_changed_stays_changed_if_it_could_not_be_taken_in() -> None:
     changes = StepChanges()
     changed = ChangedSteps(changes)

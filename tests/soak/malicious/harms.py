@@ -6,7 +6,6 @@ must be specific.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import keras
 from understudy.checkpoints.fs import temporary_folder
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
-from understudy.checkpoints.manifest import Manifest, describe_file, encode_manifest
+from understudy.checkpoints.manifest import Manifest, describe_file, encode_manifest, model_digest
 
 Json = dict[str, Any]
 Write = Callable[[Path, Path], None]
@@ -65,14 +64,15 @@ def publish_malicious(run: RunDir, step: int, malicious: Harm, marker: Path) -> 
 
 def describe(folder: Path, step: int, kind: ModelKind) -> None:
     """Write a manifest that describes the files of a folder correctly, as a writer does that is not to be trusted."""
-    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = tuple(describe_file(folder, name) for name in names)
     manifest = Manifest(
         step=step,
         epoch=None,
         created_at=time.time(),
         final=False,
-        digest=hashlib.sha256(f"{step} {time.time_ns()}".encode()).hexdigest(),
+        digest=model_digest(kind, files),
         kind=kind,
-        files=tuple(describe_file(folder, name) for name in files),
+        files=files,
     )
     (folder / MANIFEST_FILE).write_bytes(encode_manifest(manifest))

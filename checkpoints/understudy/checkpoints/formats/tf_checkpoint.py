@@ -9,10 +9,12 @@ from pathlib import Path, PurePath
 from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
 from understudy.checkpoints.formats.format import Content
 from understudy.checkpoints.formats.tensor_bundle import INDEX_SUFFIX, bundle_files, read_bundle
+from understudy.checkpoints.fs import read_within
 from understudy.checkpoints.inspection import inspect_structure
 from understudy.checkpoints.kinds import ModelKind
 
 STATE_FILE = "checkpoint"
+_LARGEST_STATE_BYTES = 2**24
 _LISTED = re.compile(r'^all_model_checkpoint_paths: "(.*)"$', re.MULTILINE)
 
 
@@ -26,11 +28,11 @@ class TensorFlowCheckpoint:
     def find(self, directory: Path) -> Iterable[Path]:
         """See `Format`."""
         try:
-            state = (directory / STATE_FILE).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
+            content = read_within(directory / STATE_FILE, directory, limit=_LARGEST_STATE_BYTES)
+        except (FileNotFoundError, DamagedCheckpointError):
             names = [path.name.removesuffix(INDEX_SUFFIX) for path in directory.iterdir() if _is_index(path)]
         else:
-            names = [PurePath(path).name for path in _LISTED.findall(state)]
+            names = [PurePath(path).name for path in _LISTED.findall(content.decode(errors="replace"))]
         return [directory / name for name in names if (directory / f"{name}{INDEX_SUFFIX}").is_file()]
 
     def files(self, path: Path) -> Mapping[str, Path]:

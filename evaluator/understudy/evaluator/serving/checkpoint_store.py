@@ -17,7 +17,7 @@ from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.fs import open_within, remove_folder, sweep
 from understudy.checkpoints.layout import MANIFEST_FILE, parse_step, step_name
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint, open_local_checkpoint, read_private_manifest
-from understudy.checkpoints.manifest import SIGNATURE_FILE
+from understudy.checkpoints.manifest import LATEST_TIME, SIGNATURE_FILE
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Changes, Checkpoint, CheckpointSource
 from understudy.evaluator.evaluator_errors import VersionNotFoundError, available_steps
@@ -360,6 +360,5 @@ def open_leased(store: CheckpointStore, path: str, *, step: int, digest: str) ->
 
 
 def _info(checkpoint: Checkpoint) -> CheckpointInfo:
-    return CheckpointInfo(
-        step=checkpoint.step, created_at=checkpoint.created_at, digest=checkpoint.digest, final=checkpoint.final
-    )
+    created_at = min(max(checkpoint.created_at, 0.0), LATEST_TIME)  # file systems have other times, too
+    return CheckpointInfo(step=checkpoint.step, created_at=created_at, digest=checkpoint.digest, final=checkpoint.final)

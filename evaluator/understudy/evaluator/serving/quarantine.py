@@ -67,7 +67,7 @@ class Quarantine:
             attempts = 1 + (previous.attempts if previous else 0)
             given_up = permanent or attempts >= self._attempts
             retry_at = None if given_up else self._clock() + self._retry_seconds * 2 ** (attempts - 1)
-            failure = Failure(reason=reason, attempts=attempts, retry_at=retry_at)
+            failure = Failure(reason=_as_text(reason), attempts=attempts, retry_at=retry_at)
             self._replace(key, failure)
         self.changes.note(key[0])
         return failure
@@ -79,7 +79,7 @@ class Quarantine:
             postponed = previous.postponed if previous else 0
             wait = doubling_pause(postponed, first=self._retry_seconds, longest=_LONGEST_WAIT_SECONDS)
             failure = Failure(
-                reason=reason,
+                reason=_as_text(reason),
                 attempts=previous.attempts if previous else 0,
                 retry_at=self._clock() + wait,
                 postponed=postponed + 1,
@@ -129,3 +129,8 @@ class Quarantine:
         """Return the time until the next retry that `note_due` has not noted (0 if it is due), or None."""
         with self._lock:
             return max(0.0, self._retries[0][0] - self._clock()) if self._retries else None
+
+
+def _as_text(reason: str) -> str:
+    """Return a reason that can be stored and sent: it may quote names of files and layers that are no text."""
+    return reason.encode(errors="backslashreplace").decode()

@@ -95,7 +95,7 @@ class VersionStateMonitor:
         wrapped = _as_evaluator_error(info.step, error)
         reason = OutOfResourcesError(f"step {info.step} waits until the machine has room for it: {wrapped}")
         failure = self._quarantine.postpone(info.key, str(reason))
-        self._set(info.step, VersionState.START, error=str(reason))
+        self._set(info.step, VersionState.START, error=failure.reason)
         self._observer.checkpoint_loaded("postponed", seconds=seconds)
         _log.warning("load put off", extra={"step": info.step, "reason": str(reason), "postponed": failure.postponed})
         return reason
@@ -114,7 +114,7 @@ class VersionStateMonitor:
         """Record a failure; return the error for the caller."""
         reason = _as_evaluator_error(info.step, error)
         failure = self._quarantine.add(info.key, str(reason), permanent=_is_permanent(error))
-        self._set(info.step, VersionState.END, error=str(reason))
+        self._set(info.step, VersionState.END, error=failure.reason)
         self._observer.checkpoint_loaded("failed", seconds=seconds)
         self._on_quarantined(info, failure)
         _log.warning(
