@@ -7,8 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from understudy.cli.command_errors import CommandError
 from understudy.cli.examples import shown
-from understudy.cli.output import formatted_metrics, formatted_slice, notes_of, print_json, print_slices, print_table
+from understudy.cli.output import (
+    csv_cell,
+    formatted_metrics,
+    formatted_slice,
+    notes_of,
+    print_json,
+    print_slices,
+    print_table,
+    say,
+)
 from understudy.clients import SliceScore
 
 ROWS = [("120", "AVAILABLE"), ("80", "model.keras: expected [/red] bytes")]
@@ -44,6 +54,42 @@ def test_a_terminal_gets_a_table_with_every_character(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "doubler"
     assert "│ 80   │ model.keras: expected [/red] bytes │" in lines
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_server_controls_no_terminal_and_begins_no_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("TERM", "dumb")
+    hostile = "a\x1b]0;title\x07\x9b2J\r\u202e\ud800\nnote: all is well"
+    notes = SliceScore(name=hostile, examples=1, metrics={"loss": 0.5}, notes=(hostile,), intervals={}, undefined={})
+
+    print_table((hostile,), [(hostile,)], title=hostile)
+    print_slices([notes])
+    say(hostile)
+    CommandError(hostile).show()
+
+    written = capsys.readouterr()
+    shown = written.out + written.err
+    assert all(each.isprintable() for each in shown.replace("\n", ""))
+    assert not any(line.startswith("note: all is well") for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_a_text_in_a_csv_file_is_no_formula(text: str) -> None:
+    assert csv_cell(text) == f"'{text}"
+
+
+def test_all_else_in_a_csv_file_stays_what_it_is() -> None:
+    assert [csv_cell(cell) for cell in ("-1.5", "+inf", -1.5, None, "a=b", "")] == [
+        "-1.5",
+        "+inf",
+        -1.5,
+        None,
+        "a=b",
+        "",
+    ]
 
 
 def test_json_says_in_words_what_it_has_no_numbers_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,6 +138,14 @@ def test_names_are_text_whatever_they_hold(both: Page) -> None:
         assert name in both.text
 
 
+def test_what_a_server_says_in_the_place_of_numbers_is_text(content: dict[str, Any], changes: Changes) -> None:
+    outputs = {HOSTILE: {**content["outputs"][HOSTILE], "task": HOSTILE, "right": HOSTILE, "items": HOSTILE}}
+    version = ReportedVersion(evaluation=evaluation(10), content={**content, "outputs": outputs, "slices": []})
+    shown = page(Report(model_name="net", versions=[version], changes=changes))
+    assert "script" not in Page(shown).tags
+    assert "default-src 'none'" in shown
+
+
 def test_every_figure_has_a_table_of_its_data(both: Page) -> None:
     assert len(both.tables) > 30
     assert set(both.tables) == {1}

@@ -27,6 +27,8 @@ from typing import Final
 
 import click
 
+from understudy.cli.output import printable
+
 TRAINING_FAILED: Final = 5
 TIMED_OUT: Final = 6
 DEVICE_FAILED: Final = 8
@@ -61,7 +63,7 @@ class CommandError(click.ClickException):
     """An expected failure: one line on stderr, and an exit status, 1 unless the command documents others."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(" ".join(message.split())))
         self.exit_code = exit_code  # type: ignore[misc] # click reads it from the instance
 
 

@@ -12,7 +12,7 @@ import click
 
 from understudy.cli.connection import ConnectionSettings, VersionsType, connected, json_option, metadata_of
 from understudy.cli.options import settings_options
-from understudy.cli.output import UNDEFINED, notes_of, ordered, print_json, print_table
+from understudy.cli.output import UNDEFINED, notes_of, ordered, print_json, print_table, say
 from understudy.cli.scoring_options import (
     batch_size_option,
     counted_batches,
@@ -110,13 +110,13 @@ def print_comparison(result: CompareResult) -> None:
     for version in result.versions[1:]:
         paired = version.loss_difference
         if paired is not None:
-            click.echo(
+            say(
                 f"step {version.score.step} is {_CONCLUSIONS[paired.conclusion]} step {first.step}: loss of an example "
                 f"{paired.mean:+.6g}, {result.confidence:.0%} interval [{paired.low:+.6g}, {paired.high:+.6g}]"
             )
     of_versions = (note for version in result.versions for note in notes_of(version.score))
     for note in dict.fromkeys((*result.notes, *of_versions)):
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _metric_rows(result: CompareResult) -> Iterator[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from understudy.cli.answer_tasks import answer_tasks
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.connection import ConnectionSettings, connected, json_option, version_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import print_json, print_table
+from understudy.cli.output import print_json, print_table, say
 from understudy.cli.scoring_options import progress_bar
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _show(report: DriftReport, sample: str, against: str) -> None:
     headings = ("feature", "kind", "PSI", "by chance", "KS", "values / reference", "")
     print_table(headings, rows, title=f"{sample} against {against}")
     if len(report.features) > _SHOWN:
-        click.echo(f"and {len(report.features) - _SHOWN} more features with lower indices; --json gives all of them")
+        say(f"and {len(report.features) - _SHOWN} more features with lower indices; --json gives all of them")
     for words, names in (("only one has", report.unmatched), ("beyond --max-features", report.left_out)):
         if names:
-            click.echo(f"note: {words}: {', '.join(names)}")
+            say(f"note: {words}: {', '.join(names)}")

@@ -13,7 +13,7 @@ import click
 from understudy.cli.command_errors import reported
 from understudy.cli.connection import ConnectionSettings, connected, json_option, metadata_of, version_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import UNDEFINED, notes_of, ordered, print_json, print_slices, print_table
+from understudy.cli.output import UNDEFINED, notes_of, ordered, print_json, print_slices, print_table, say
 from understudy.cli.run_checkpoint import (
     RunCheckpoints,
     checkpoint_options,
@@ -241,7 +241,7 @@ def _show(result: EvaluateResult | Evaluation, *, as_json: bool) -> None:
         print_table(("metric", "value"), [row[:2] for row in rows], title=title)
     print_slices(result.slices)
     for note in notes_of(result):
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _bounds(result: EvaluateResult | Evaluation, name: str) -> str:

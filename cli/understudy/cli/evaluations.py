@@ -16,12 +16,14 @@ from understudy.cli.options import settings_options
 from understudy.cli.output import (
     UNDEFINED,
     ComparabilityNotes,
+    csv_cell,
     evaluation_as_json,
     formatted_metrics,
     formatted_slice,
     notes_of,
     plain,
     print_table,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
     comparability = ComparabilityNotes()
     said = dict.fromkeys(note for each in evaluations for note in notes_of(each))
     for note in (*said, *(note for each in evaluations for note in comparability.of(each))):
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _print_csv(evaluations: Sequence[Evaluation]) -> None:
@@ -107,14 +109,14 @@ def _print_csv(evaluations: Sequence[Evaluation]) -> None:
     fields = [field.name for field in dataclasses.fields(_evaluation_type()) if field.name not in _IN_COLUMNS]
     bounds = [f"{bound}.{name}" for name in bounded for bound in ("low", "high")]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*fields, "slice", *(f"metric.{name}" for name in metrics), *bounds])
+    writer.writerow(map(csv_cell, [*fields, "slice", *(f"metric.{name}" for name in metrics), *bounds]))
     for each in evaluations:
         row = evaluation_as_json(each)
         for scored, part in zip((each, *each.slices), ({**row, "name": ""}, *row["slices"]), strict=True):
             own = {**row, "examples": part["examples"], "notes": " | ".join(notes_of(scored))}
             values = [part["metrics"].get(name, UNDEFINED if name in part["undefined"] else "") for name in metrics]
             edges = [part["intervals"].get(name, {}).get(bound, "") for name in bounded for bound in ("low", "high")]
-            writer.writerow([*(own[field] for field in fields), part["name"], *values, *edges])
+            writer.writerow(map(csv_cell, [*(own[field] for field in fields), part["name"], *values, *edges]))
 
 
 def _print_json(evaluations: Sequence[Evaluation]) -> None:

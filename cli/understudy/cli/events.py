@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from understudy.cli.command_errors import reported
-from understudy.cli.output import print_json, print_table
+from understudy.cli.output import print_json, print_table, say
 from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def list_command(*, state: str, limit: int, destination: str | None, as_json: bo
         print_json({"destinations": totals, "events": [_values(each) for each in deliveries]})
         return
     for name, count in counts.items():
-        click.echo(f"{name}: {count.waiting} waiting, {count.dead} dead letters")
+        say(f"{name}: {count.waiting} waiting, {count.dead} dead letters")
     print_table(("id", "destination", "event", "step", "occurred", "state", "attempts", "error"), _rows(deliveries))
 
 
@@ -132,7 +132,7 @@ def _print_count(word: str, count: int, as_json: bool) -> None:  # noqa: FBT001 
     if as_json:
         print_json({word: count})
     else:
-        click.echo(f"{word}: {count}")
+        say(f"{word}: {count}")
 
 
 def _rows(deliveries: Sequence[Delivery]) -> list[tuple[str, ...]]:

@@ -14,7 +14,7 @@ import click
 from understudy.cli.command_errors import CommandError, written
 from understudy.cli.connection import ConnectionSettings, VersionType, connected
 from understudy.cli.options import settings_options
-from understudy.cli.output import plain, print_table
+from understudy.cli.output import csv_cell, plain, print_table, say
 from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def command(
         return
     with written(output):
         _write(found, output)
-    click.echo(f"wrote {output}: {len(found.indices)} of {found.total} examples")
+    say(f"wrote {output}: {len(found.indices)} of {found.total} examples")
     _show_notes(found)
 
 
@@ -101,13 +101,13 @@ def _show(found: ExampleList) -> None:
     if found.flips is not None:
         from understudy.cli.report_page import summary_of
 
-        click.echo(summary_of(found.flips))
+        say(summary_of(found.flips))
     _show_notes(found)
 
 
 def _show_notes(found: ExampleList) -> None:
     for note in found.notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _listed(found: ExampleList) -> tuple[list[str], list[list[Any]]]:
@@ -184,10 +184,10 @@ def _as_csv(found: ExampleList) -> str:
     contents = [(f"{kind}.{name}", array) for kind, name, array in _contents(found)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*headings, *(name for name, _ in contents)])
+    writer.writerow(map(csv_cell, [*headings, *(name for name, _ in contents)]))
     for place, row in enumerate(rows):
         held = [json.dumps(plain(_plain_array(array[place]))) if place < len(array) else "" for _, array in contents]
-        writer.writerow([*(json.dumps(cell) if isinstance(cell, list) else cell for cell in row), *held])
+        writer.writerow([*(json.dumps(cell) if isinstance(cell, list) else csv_cell(cell) for cell in row), *held])
     return text.getvalue()
 
 

@@ -15,10 +15,38 @@ if TYPE_CHECKING:
     from understudy.clients import Evaluation
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Return a text without what would control the terminal or begin a line: servers and files may say anything."""
+    return "".join(each if each.isprintable() or each in keep else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Show a line that may quote a server or a file."""
+    click.echo(printable(text), err=err)
+
+
+def csv_cell(cell: Any) -> Any:
+    """Return a cell for a CSV file: a text that a spreadsheet would take for a formula begins with an apostrophe."""
+    if not isinstance(cell, str):
+        return cell
+    text = printable(cell, keep="\t\r\n")
+    if not text.startswith(_FORMULAS):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
+
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Show rows under headings."""
+    headings, rows = [*map(printable, headings)], [[*map(printable, row)] for row in rows]
     if title:
-        click.echo(title)
+        say(title)
     if sys.stdout.isatty():
         _print_rich(headings, rows)
         return
@@ -101,7 +129,7 @@ def print_slices(slices: Sequence[Any]) -> None:
     print_table(("slice", "examples", *names), rows)
     for part in slices:
         if notes := notes_of(part) if part.metrics or part.undefined else ():
-            click.echo(f"note: {part.name}: {'; '.join(notes)}")
+            say(f"note: {part.name}: {'; '.join(notes)}")
 
 
 def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

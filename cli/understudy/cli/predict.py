@@ -12,7 +12,7 @@ import click
 from understudy.cli.command_errors import reported
 from understudy.cli.connection import ConnectionSettings, connected, json_option, version_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import print_json, print_table
+from understudy.cli.output import print_json, print_table, say
 from understudy.cli.run_checkpoint import (
     RunCheckpoints,
     checkpoint_options,
@@ -122,9 +122,9 @@ def _write_folder(
             make_pool=make_pool,
             progress=advance,
         )
-    click.echo(f"wrote {written.examples} examples of step {step} to {written.files} files in {written.folder}")
+    say(f"wrote {written.examples} examples of step {step} to {written.files} files in {written.folder}")
     for note in written.notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _predictions(client: Client, file: Path, version: Version | None, batch_size: int) -> Iterator[PredictResult]:
@@ -146,7 +146,7 @@ def _write(file: Path, results: list[PredictResult]) -> None:
     arrays = _joined(results)
     arrays["step"] = np.concatenate([np.full(_rows(result), result.step) for result in results])
     write_npz(file, arrays)
-    click.echo(f"wrote {len(arrays['step'])} examples of {', '.join(sorted(arrays))} to {file}")
+    say(f"wrote {len(arrays['step'])} examples of {', '.join(sorted(arrays))} to {file}")
 
 
 def _print_as_json(results: Iterator[PredictResult]) -> None:
@@ -166,7 +166,7 @@ def _print_as_table(results: list[PredictResult]) -> None:
     ]
     print_table(("row", "step", *arrays), rows)
     if len(steps) > _SHOWN_ROWS:
-        click.echo(f"and {len(steps) - _SHOWN_ROWS} more examples; --output and --json give all of them")
+        say(f"and {len(steps) - _SHOWN_ROWS} more examples; --output and --json give all of them")
 
 
 def _joined(results: list[PredictResult]) -> dict[str, npt.NDArray[Any]]:

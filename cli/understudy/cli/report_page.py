@@ -50,6 +50,7 @@ figure{margin:0 0 1rem}figcaption{font-weight:600}svg{width:100%;max-width:32rem
 .c4{--c:#bc8cff}.c5{--c:#d29922}.c6{--c:#ff7b72}.c7{--c:#8b949e}}
 .line{stroke:var(--c)}.bar{fill:var(--c)}.key{background:var(--c);print-color-adjust:exact}
 """
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _SHADES = "".join(
     f".shade{one}{{background:rgb(var(--accent)/{0.75 * one / SHADES:.3f})}}" for one in range(SHADES + 1)
 )
@@ -101,6 +102,7 @@ def page(report: Report) -> str:
     body = "".join(_sections(report))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}{_SHADES}</style></head>"
         f"<body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"

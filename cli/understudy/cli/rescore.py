@@ -10,7 +10,7 @@ import click
 
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import evaluation_as_json, formatted_metrics, print_json
+from understudy.cli.output import evaluation_as_json, formatted_metrics, print_json, say
 from understudy.cli.scoring_options import progress_bar
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ def command(
             if as_json:
                 print_json(evaluation_as_json(evaluation))
             else:
-                click.echo(f"step {step} on {dataset}: {done}: {formatted_metrics(evaluation)}")
-        click.echo("; ".join(f"{count} {done}" for done, count in counts.items()), err=True)
+                say(f"step {step} on {dataset}: {done}: {formatted_metrics(evaluation)}")
+        say("; ".join(f"{count} {done}" for done, count in counts.items()), err=True)
         if left_out := "" if datasets else _failed(entries, steps):
-            click.echo(left_out, err=True)
+            say(left_out, err=True)
 
 
 def _pairs(

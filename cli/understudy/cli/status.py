@@ -10,7 +10,7 @@ import click
 
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import evaluation_as_json, formatted_metrics, print_json, print_table
+from understudy.cli.output import evaluation_as_json, formatted_metrics, print_json, print_table, say
 
 DECISIONS = ("accepted", "refused", "undecided")
 
@@ -60,7 +60,7 @@ def _show_fleet(settings: ConnectionSettings, *, as_json: bool) -> None:
     if as_json:
         print_json(dataclasses.asdict(found))
     elif not found.servers and found.rollout is None:
-        click.echo("no server follows this evaluator")
+        say("no server follows this evaluator")
     else:
         decided = "nothing yet" if found.decision is None else f"step {found.decision.step}"
         if found.rollout is not None:
@@ -116,7 +116,7 @@ def latest_evaluations(evaluations: list[Evaluation]) -> list[Evaluation]:
 
 def _print(status: ModelStatus, evaluations: list[Evaluation]) -> None:
     if not status.versions:
-        click.echo(f"{status.model_name}: no version yet")
+        say(f"{status.model_name}: no version yet")
         return
     rows = [
         (

@@ -18,7 +18,7 @@ import click
 from understudy.cli.command_errors import TERMINATED
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import evaluation_as_json, print_json
+from understudy.cli.output import evaluation_as_json, print_json, printable, say
 from understudy.cli.status import DECISIONS, latest_evaluations, roles, scores
 from understudy.service.live_numbers import LiveNumbers, LiveReader
 
@@ -176,7 +176,7 @@ def _follow_on_screen(reader: Reader, interval: float, target: str) -> None:
 
 def _print(found: Snapshot | None, trouble: str, target: str, *, as_json: bool) -> None:
     if trouble:
-        click.echo(trouble, err=True)
+        say(trouble, err=True)
     elif found is not None and as_json:
         print_json(as_object(found))
     elif found is not None:
@@ -293,9 +293,9 @@ def render(found: Snapshot | None, trouble: str, target: str) -> RenderableType:
     from rich.text import Text
 
     if found is None:
-        return Text(_printable(f"{target}: {trouble}"), style="red")
-    heading = Text.assemble((_printable(found.status.model_name), "bold"), f" at {target}, {_clock(found.at)}")
-    parts: list[RenderableType] = [heading, *([Text(_printable(trouble), style="red")] if trouble else []), Text()]
+        return Text(printable(f"{target}: {trouble}"), style="red")
+    heading = Text.assemble((printable(found.status.model_name), "bold"), f" at {target}, {_clock(found.at)}")
+    parts: list[RenderableType] = [heading, *([Text(printable(trouble), style="red")] if trouble else []), Text()]
     return Group(*parts, _facts(found), Text(), _table(found))
 
 
@@ -316,7 +316,7 @@ def _facts(found: Snapshot) -> RenderableType:
         "devices": _devices_line(found.live),
     }
     for name, text in facts.items():
-        grid.add_row(name, Text(_printable(text)))
+        grid.add_row(name, Text(printable(text, keep="\n")))
     return grid
 
 
@@ -330,7 +330,7 @@ def _table(found: Snapshot) -> RenderableType:
     for version in shown_versions(found.status):
         said = version.error or scores(version.step, found.evaluations)
         cells = (str(version.step), version.state, " ".join(roles(version, found.status)), said)
-        table.add_row(*(Text(_printable(cell)) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
@@ -373,11 +373,6 @@ def _duration(seconds: float) -> str:
         if seconds >= unit:
             return f"{seconds / unit:.3g} {name}"
     return f"{max(seconds, 0) * 1e6:.0f} µs"
-
-
-def _printable(text: str) -> str:
-    """Return a text without what would control the terminal; reasons may quote the files of a checkpoint."""
-    return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def _clock(at: datetime) -> str:

@@ -16,6 +16,7 @@ from understudy.cli.output import (
     formatted_slice,
     notes_of,
     print_json,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ def _show(evaluation: Evaluation, comparability: ComparabilityNotes) -> None:
         evaluation.outcome,
         what,
     ]
-    click.echo("  ".join(part for part in parts if part))
+    say("  ".join(part for part in parts if part))
     for part in evaluation.slices:
         scores = formatted_slice(part)
-        click.echo(f"    {part.name}  {part.examples} examples  {scores}")
+        say(f"    {part.name}  {part.examples} examples  {scores}")
     for note in (*notes_of(evaluation), *comparability.of(evaluation)):
-        click.echo(f"note: {note}")
+        say(f"note: {note}")

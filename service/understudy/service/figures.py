@@ -201,7 +201,7 @@ def output_sections(name: str, versions: Sequence[tuple[str, Content]]) -> Itera
     """
     having = [(version, content["outputs"][name]) for version, content in versions if name in content["outputs"]]
     task = having[0][1]["task"]
-    yield f"<h2>Output {escape(name)}: {_TASKS.get(task, task)}</h2>"
+    yield f"<h2>{escape(f'Output {name}: {_TASKS.get(task, task)}')}</h2>"
 
     def section(title: str, draw: Callable[[str, Content], str]) -> str:
         drawn = "".join(f"<div>{draw(version, tables)}</div>" for version, tables in having)
@@ -223,7 +223,8 @@ def output_sections(name: str, versions: Sequence[tuple[str, Content]]) -> Itera
 
 def _decisions(version: str, tables: Content) -> str:
     right, items, left_out = tables["right"], tables["items"], tables["left_out"]
-    parts = [f"<p>{version}: {right} of {items} decided rightly{f', {left_out} left out' if left_out else ''}.</p>"]
+    summary = f"{version}: {right} of {items} decided rightly{f', {left_out} left out' if left_out else ''}."
+    parts = [f"<p>{escape(summary)}</p>"]
     if tables.get("confusion"):
         names = [one["label"] for one in tables["per_class"]]
         parts.append(matrix(names, tables["confusion"], caption=f"Confusion matrix of {version}"))
