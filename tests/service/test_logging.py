@@ -98,6 +98,19 @@ def test_what_may_quote_a_request_is_withheld_where_its_values_are(
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
 
 
+def test_no_value_controls_the_terminal_or_begins_a_line() -> None:
+    stream = io.StringIO()
+    configure(level="info", log_format="console", stream=stream)
+    hostile, escaped = "/\x1b[31mred\x07\u202e\rforged", r"/\x1b[31mred\x07\u202e\rforged"
+    structlog.get_logger("x").error("failed", path=f"{hostile}\nforged", exc_info=ValueError(hostile))
+    logging.getLogger("y").warning("about %s", f"{hostile}\nforged")
+
+    first, *traceback, last = stream.getvalue().splitlines()
+    assert rf"{escaped}\nforged" in first
+    assert traceback[-1] == f"ValueError: {escaped}"
+    assert rf"about {escaped}\nforged" in last
+
+
 def test_lines_below_the_level_are_not_written() -> None:
     stream = io.StringIO()
     configure(level="warning", log_format="json", stream=stream)

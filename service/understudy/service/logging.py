@@ -11,7 +11,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -174,8 +174,20 @@ def writes_json(log_format: LogFormat, stream: TextIO) -> bool:
 
 def _renderers(log_format: LogFormat, stream: TextIO) -> Sequence[Processor]:
     if not writes_json(log_format, stream):
-        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        return [structlog.processors.format_exc_info, _escape_controls, console]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Escape what would control the terminal or begin a line: callers and files choose parts of the values."""
+    return {key: _escaped(value, "\n" if key == "exception" else "") for key, value in event.items()}
+
+
+def _escaped(value: Any, keep: str) -> Any:
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in value)
 
 
 def _add_ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
