@@ -21,6 +21,7 @@ from testkit.polling import polled
 from understudy.checkpoints import DamagedCheckpointError, ModelKind
 from understudy.checkpoints.folder_source import FolderSource
 from understudy.checkpoints.inspection import inspect_content, inspect_structure, inspector
+from understudy.checkpoints.inspection.bounds import parse_json
 
 from .conftest import WriteKeras
 
@@ -180,6 +181,14 @@ def test_compressed_files_are_read_within_the_bounds(tmp_path: Path) -> None:
         file.create_dataset("layer/vars/0", data=np.arange(10_000), compression="gzip", shuffle=True)
 
     assert inspect_content(ModelKind.WEIGHTS, path)["digest"]
+
+
+def test_a_name_of_half_a_character_is_damage() -> None:
+    parse_json(b'{"name": "\\ud83d\\ude00"}', "config.json")
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        parse_json(b'{"name": "\\ud83d"}', "config.json")
+    with pytest.raises(ValueError, match="codec can't decode"):
+        parse_json('{"name": "\\ud83d"}'.encode("utf-16"), "config.json")
 
 
 def test_a_file_of_another_program_is_damage(tmp_path: Path) -> None:

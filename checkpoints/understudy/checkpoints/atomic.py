@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from understudy.checkpoints.layout import TEMPORARY_PREFIX
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -32,6 +35,20 @@ def write_json(path: Path, value: Any) -> None:
 def encode_json(value: Any) -> bytes:
     """Return what `write_json` writes: UTF-8, keys sorted, so that equal values give equal bytes."""
     return (json.dumps(_finite(value), indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def decode_json(content: bytes) -> Any:
+    """Return the value of a JSON document in UTF-8 whose texts are all Unicode; half of a surrogate pair is none.
+
+    Raises:
+        ValueError: It is no such document.
+        RecursionError: It is nested too deeply.
+    """
+    text = content.decode()
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from understudy.checkpoints.atomic import encode_json
+from understudy.checkpoints.atomic import decode_json, encode_json
 from understudy.checkpoints.checkpoint_errors import (
     DamagedCheckpointError,
     UnsupportedFormatError,
@@ -39,9 +37,6 @@ LARGEST_BYTES = 2**24
 
 LATEST_TIME = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 """Later times are no dates for Python and protobuf."""
-
-_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""How JSON writes surrogates: as escapes, or as Python encodes those that stand alone."""
 
 _HASHED_AT_ONCE = 2**22
 """Bytes per call; large enough to release the GIL to other threads for milliseconds."""
@@ -149,7 +144,7 @@ def read_manifest(directory: Path, accepted: AcceptedKeys | None = None, *, orig
 def decode_manifest(content: bytes, *, origin: Path) -> Manifest:
     """Decode the result of `encode_manifest`. Errors name ``origin``. Raises as `read_manifest` does."""
     try:
-        fields = json.loads(content)
+        fields = decode_json(content)
         version = fields.get("format_version")
     except (ValueError, AttributeError, RecursionError) as error:
         raise DamagedCheckpointError(f"{origin} is not a manifest: {error}") from error
@@ -160,8 +155,6 @@ def decode_manifest(content: bytes, *, origin: Path) -> Manifest:
         )
     found = fields.pop("checksum", None)
     try:
-        if _SURROGATES.search(content):
-            json.dumps(fields, ensure_ascii=False).encode()  # raises for one alone, which is no text
         if found != _checksum_as_written(content, found) and found != _checksum(fields):
             raise DamagedCheckpointError(f"{origin} does not match its own checksum {found!r:.80}")
         return _from_json(fields)

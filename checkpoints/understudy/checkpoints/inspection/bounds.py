@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from understudy.checkpoints.atomic import decode_json
 
 EXPANSION = 20
 LARGEST_SMALL_BYTES = 2**28
@@ -26,7 +26,7 @@ def parse_json(text: bytes, what: str) -> None:
     """Parse a configuration, to check that it may be parsed.
 
     Raises:
-        ValueError: It is no JSON, too long, nested too deeply, or has too many values.
+        ValueError: It is no JSON of Unicode texts, too long, nested too deeply, or has too many values.
         RecursionError: It is nested far too deeply.
     """
     if len(text) > LARGEST_CONFIG_BYTES:
@@ -34,7 +34,7 @@ def parse_json(text: bytes, what: str) -> None:
     too_many = f"{what} holds more than {MAX_VALUES} values"
     if sum(map(text.count, (b",", b"[", b"{"))) > 2 * MAX_VALUES:  # before parsing, which takes seconds
         raise ValueError(too_many)
-    count, level, depth = 0, [json.loads(text)], 0
+    count, level, depth = 0, [decode_json(text)], 0
     while level:
         depth += 1
         count += len(level)
