@@ -139,7 +139,9 @@ def test_a_stream_is_closed_for_a_reason(open_stream: OpenStream, servable: Serv
             use()
 
 
-def test_the_most_silent_stream_gives_its_slot_up(slot: Slot, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_of_the_most_silent_streams_gives_its_slot_up(
+    slot: Slot, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr("understudy.evaluator.evaluation.evaluation_stream.time.monotonic", lambda: now)
     streams = OpenStreams()
@@ -157,18 +159,28 @@ def test_the_most_silent_stream_gives_its_slot_up(slot: Slot, engine: Engine, mo
         streams.recall(40, waiting_seconds=waiting, to_serve=to_serve, serving_step=30)
 
     serving, silent, silent_too = opened(30, 0.0), opened(20, 1.0), opened(10, 2.0)
-    recall(10.5)
-    assert not any(stream.is_closed for stream in (serving, silent, silent_too))
-    recall(11.5)
-    assert [stream.is_closed for stream in (serving, silent, silent_too)] == [False, True, False]
+    beside = opened(20, 2.5)
+    recall(11.5, to_serve=False)
+    assert not any(stream.is_closed for stream in (serving, silent, silent_too, beside))
+    recall(3.2)
+    assert [stream.is_closed for stream in (serving, silent, silent_too, beside)] == [False, False, True, False]
+    recall(3.4)
+    assert [stream.is_closed for stream in (silent, beside)] == [False, False]
+    recall(3.6)
+    assert [stream.is_closed for stream in (serving, silent, beside)] == [False, True, True]
+    silent_too = opened(10, 4.0)
+    closed = []
+    for at in (13.5, 14.5):
+        recall(at, to_serve=False)
+        closed.append(silent_too.is_closed)
+    assert closed == [False, True]
     with pytest.raises(StreamIdleError, match="step 40 waited for a slot, and this stream on step 20 was closed"):
         silent.finish()
-    silent_too.close()
     busy = opened(10, 20.0)
-    recall(21.0, waiting=40.0, to_serve=False)
-    recall(21.0, waiting=20.0)
+    recall(20.5, waiting=40.0, to_serve=False)
+    recall(20.5, waiting=20.0)
     assert [busy.is_closed, serving.is_closed] == [False, False]
-    recall(21.0, waiting=40.0)
+    recall(20.5, waiting=40.0)
     assert [busy.is_closed, serving.is_closed] == [True, False]
     streams.close()
     assert [busy.is_closed, serving.is_closed] == [True, True]

@@ -111,6 +111,28 @@ def test_a_checkpoint_that_finds_no_slot_makes_itself_heard(lifecycle: TextLifec
         handle.release()
 
 
+def test_callers_that_follow_each_other_keep_no_version_from_serving(lifecycle: TextLifecycle) -> None:
+    lifecycle.publish(1, 2, 3, 4)
+    handles = []
+    for step in (1, 2, 3):
+        lifecycle.promote(step)
+        handles.append(lifecycle.manager.borrow())
+    waiting = lifecycle.manager.promote(4)
+    lifecycle.starved.get(timeout=WAIT_SECONDS)
+
+    late = lifecycle.manager.acquire(1)
+    assert not late.done()
+    with pytest.raises(VersionNotFoundError, match="version 1 is not loaded"):
+        lifecycle.manager.borrow(1)
+    for handle in handles:
+        handle.release()
+        if handle.step == 1:
+            assert waiting.result(WAIT_SECONDS).step == 4
+    with late.result(WAIT_SECONDS) as again:
+        assert again.step == 1
+    waiting.result().release()
+
+
 def test_a_on_demand_version_does_not_take_the_predecessors_slot(lifecycle: TextLifecycle) -> None:
     lifecycle.publish(1, 2, 3, 4)
     lifecycle.promote(3)

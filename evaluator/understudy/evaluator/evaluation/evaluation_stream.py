@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import weakref
@@ -25,10 +26,11 @@ from understudy.evaluator.types import Array, Arrays, Batch, EvaluationResult
 _log = logging.getLogger(__name__)
 
 RECALL_SILENT_SECONDS = 10.0
-"""A stream that was idle for this long in total is closed if a checkpoint waits for its slot."""
+RECALL_TO_SERVE_SECONDS = 1.0
+"""A stream that was idle for so long in total is closed if a checkpoint waits for its slot: to be scored, to serve."""
 
 RECALL_STARVED_SECONDS = 30.0
-"""After this wait of the next serving version, the oldest stream is closed, even if it is busy."""
+"""After this wait of the next serving version, the streams on the version of the oldest are closed, even if busy."""
 
 
 class ExampleScores(NamedTuple):
@@ -344,9 +346,9 @@ class OpenStreams:
             stream.close()
 
     def recall(self, step: int, *, waiting_seconds: float, to_serve: bool, serving_step: int | None) -> None:
-        """Close a stream whose slot a checkpoint waits for: the one with the most idle time, or finally the oldest.
+        """Close all streams on a version whose slot a checkpoint waits for: one on which all were idle for long.
 
-        Closing a stream on the serving version would free no slot.
+        Finally it is the version of the oldest stream. Closing those on the serving version would free no slot.
 
         Args:
             step: The checkpoint that waits.
@@ -355,11 +357,19 @@ class OpenStreams:
             serving_step: The current serving version.
         """
         holding = [stream for stream in self._open() if stream.step != serving_step]
-        silent = [stream for stream in holding if stream.silent_seconds >= RECALL_SILENT_SECONDS]
-        if silent:
-            self._close(max(silent, key=lambda stream: stream.silent_seconds), step)
-        elif holding and to_serve and waiting_seconds >= RECALL_STARVED_SECONDS:
-            self._close(max(holding, key=lambda stream: stream.age_seconds), step)
+        if not holding:
+            return
+        least = {stream.step: math.inf for stream in holding}
+        for stream in holding:
+            least[stream.step] = min(least[stream.step], stream.silent_seconds)
+        chosen = max(least, key=least.__getitem__)
+        if least[chosen] < (RECALL_TO_SERVE_SECONDS if to_serve else RECALL_SILENT_SECONDS):
+            if not (to_serve and waiting_seconds >= RECALL_STARVED_SECONDS):
+                return
+            chosen = max(holding, key=lambda stream: stream.age_seconds).step
+        for stream in holding:
+            if stream.step == chosen:
+                self._close(stream, step)
 
     def _close(self, stream: EvaluationStream, step: int) -> None:
         silent = stream.silent_seconds

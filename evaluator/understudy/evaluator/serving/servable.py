@@ -154,6 +154,11 @@ class Servable:
             self._handles += 1
         return Handle(self)
 
+    @property
+    def is_retired(self) -> bool:
+        """Whether it refuses new handles."""
+        return self._retired
+
     def retire(self) -> None:
         """Refuse new handles. Open handles stay valid."""
         with self._idle:
@@ -229,7 +234,8 @@ class SlotPool:
     """Bookkeeping of at most ``limit`` slots. `servable` and `borrow` are thread-safe; all else needs ``changed``.
 
     A servable is the serving version, its predecessor, or an on-demand version. Idle on-demand versions are evicted
-    first, in least recently used order, and the predecessor last. The serving version is never evicted. On-demand
+    first, in least recently used order, and the predecessor last. The serving version is never evicted. While the next
+    serving version waits for a slot, the first of them gives no more handles, so that it becomes idle. On-demand
     versions use at most ``limit - 2`` slots, but at least one, so that there is always a slot for the next serving
     version once the predecessor is idle.
 
@@ -257,9 +263,9 @@ class SlotPool:
         return len(self.servables) + len(self.free) + self._being_loaded
 
     def find(self, step: int, digest: str | None = None) -> Servable | None:
-        """Return the newest servable of this step (and content), or None."""
+        """Return the newest servable of this step (and content) that gives handles, or None."""
         matching = (s for s in reversed(self.servables) if s.step == step and digest in (None, s.digest))
-        return next(matching, None)
+        return next((s for s in matching if not s.is_retired), None)
 
     def servable(self, step: int | None = None) -> Servable:
         """Return a loaded servable, which may be unloaded at any time; None stands for the serving version.
@@ -286,7 +292,7 @@ class SlotPool:
         if servable is None and step is None:
             raise NotReadyError(f"no checkpoint is serving yet; {_remedy(self.held_back())}")
         if servable is None:
-            loaded = sorted(other.step for other in self.servables)
+            loaded = sorted(other.step for other in self.servables if not other.is_retired)
             raise VersionNotFoundError(f"version {step} is not loaded; loaded are {loaded}")
         return servable
 
@@ -321,6 +327,8 @@ class SlotPool:
                 candidates.append(self.predecessor)
         victim = next((s for s in candidates if s.retire_if_idle()), None)
         if victim is None:
+            if purpose is Purpose.SERVING and not any(s.is_retired for s in candidates):
+                candidates[0].retire()  # else others that follow each other could keep it from ever being idle
             return None
         evict(victim)
         self.remove(victim)

@@ -136,7 +136,7 @@ class ServableManager:
         if not self._slots.reclaim():
             return
         with self._changed:
-            handles = [servable.borrow() for servable in self._pool.servables]
+            handles = [servable.borrow() for servable in self._pool.servables if not servable.is_retired]
         for handle in handles:
             with handle:
                 try:
