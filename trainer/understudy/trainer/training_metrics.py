@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import sys
 import threading
-from typing import Any, Self
+from collections import OrderedDict
+from socketserver import ThreadingMixIn
+from typing import Any, Final, Self
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
 from understudy.trainer.progress import ProgressUpdate
 from understudy.trainer.trainer_errors import MetricsError
@@ -62,7 +68,8 @@ class TrainingMetrics:
         )
         restarted = Gauge("understudy_train_restarts", "Starts after the first.", registry=self._registry)
         restarted.set(restarts)
-        self._server: tuple[Any, threading.Thread] | None = None
+        self._server: _MetricsServer | None = None
+        self._thread: threading.Thread | None = None
 
     def advanced(self, update: ProgressUpdate) -> None:
         """Count the steps since the last call."""
@@ -82,16 +89,63 @@ class TrainingMetrics:
         if self._port is None:
             return self
         try:
-            self._server = start_http_server(self._port, self._host, registry=self._registry)
+            self._server = _MetricsServer(self._host, self._port, self._registry)
         except OSError as error:
             raise MetricsError(
                 f"--metrics-port {self._port} cannot be listened on at {self._host}: {error.strerror or error}"
             ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="training-metrics", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._server is not None:
-            server, thread = self._server
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+
+MAX_CONNECTIONS: Final = 16
+"""The most connections at once: each has a thread and an open file of the training."""
+
+
+class _MetricsServer(ThreadingMixIn, WSGIServer):
+    """Serves the metrics of a registry. One connection more than the most takes the place of the oldest."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._lock = threading.Lock()
+        self._open: OrderedDict[Any, None] = OrderedDict()
+        super().__init__((host, port), _SilentHandler)
+        self.set_app(make_wsgi_app(registry))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """See `socketserver.BaseServer`."""
+        with self._lock:
+            if len(self._open) >= MAX_CONNECTIONS:
+                oldest, _ = self._open.popitem(last=False)
+                with contextlib.suppress(OSError):  # it has just ended
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """See `socketserver.BaseServer`."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """See `socketserver.BaseServer`. Callers that went away, or are silent, are no errors."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _SilentHandler(WSGIRequestHandler):
+    timeout = 10.0
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
