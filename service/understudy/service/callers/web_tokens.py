@@ -179,7 +179,7 @@ def verified_caller(token: str, issuer: Issuer, keys: IssuerKeys, now: float) ->
         return _caller(decoded.claims, issuer), float(decoded.claims["exp"]) + LEEWAY_SECONDS
     except ExpiredTokenError:
         raise UnauthenticatedError(f"the token has expired {_here(now)}; get a new one") from None
-    except (*_KEY_ERRORS, RecursionError) as error:
+    except (*_KEY_ERRORS, OverflowError, RecursionError) as error:
         keys.refresh_soon()
         raise UnauthenticatedError(
             f"the token of the issuer {issuer.name!r} is not valid{_reason(error, now)}"
@@ -203,6 +203,8 @@ def _caller(claims: dict[str, Any], issuer: Issuer) -> Caller:
         raise ValueError("the subject is not printable, or too long")
     values = claims.get(issuer.groups_claim, [])
     values = values.split() if isinstance(values, str) else values  # "scope" is one text
+    if not isinstance(values, list):
+        raise TypeError("the groups are no list")  # an object may have false for a group
     found: set[Group] = set()
     for value in values:
         if isinstance(value, str):
