@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -34,8 +35,12 @@ from understudy.cli.main import main
 from understudy.clients import Client, PermissionDeniedError
 from understudy.clients.types import FleetServer
 from understudy.evaluator.serving import following
+from understudy.service.fleet.fleet_handler import MAX_READS
+from understudy.v1 import fleet_pb2, fleet_pb2_grpc
 
 Start = Callable[..., RunningService]
+
+SECONDS = 60
 
 
 @pytest.fixture
@@ -87,6 +92,16 @@ def fleet(client: Client) -> dict[str, FleetServer]:
 
 def told(client: Client, name: str, text: str) -> Callable[[], bool]:
     return lambda: text in (fleet(client)[name].reason if name in fleet(client) else "")
+
+
+def handled(server: RunningService, *codes: str) -> float:
+    """Return how many reads of files have ended with one of these codes."""
+    series = re.findall(
+        r'^grpc_server_handled_total{grpc_code="(\w+)",grpc_method="ReadCheckpoint".*} (\S+)$',
+        server.client().metrics(),
+        re.MULTILINE,
+    )
+    return sum(float(value) for code, value in series if code in codes)
 
 
 def publish_large(run: Path, step: int) -> None:
@@ -356,3 +371,26 @@ def test_half_the_fleet_without_the_checkpoint_is_told_and_serves_the_one_before
     shown = CliRunner().invoke(main, ["status", "--fleet", "--target", evaluator.grpc])
     assert shown.exit_code == 1
     assert "behind" in shown.output
+
+
+def test_callers_that_take_nothing_of_a_file_keep_no_other_from_it(
+    evaluate: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.service.services.PATIENCE_SECONDS", 0.2)
+    publish_large(tmp_path / "run", 10)
+    evaluator = evaluate()
+    evaluator.wait_ready()
+    (checkpoint,) = evaluator.client().checkpoints()
+    asked = fleet_pb2.ReadCheckpointRequest(step=10, digest=checkpoint.digest, path="resume/state")
+    small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+    with grpc.insecure_channel(evaluator.grpc, options=small) as channel:
+        read = fleet_pb2_grpc.FleetServiceStub(channel).ReadCheckpoint
+        unread = [read(asked, timeout=SECONDS) for _ in range(MAX_READS)]
+        for each in unread:
+            each.initial_metadata()
+        assert sum(len(part.content) for part in read(asked, timeout=SECONDS)) == 2**21
+        lost = [read(asked, timeout=SECONDS) for _ in range(MAX_READS)]
+        for each in lost:
+            each.initial_metadata()
+    until(lambda: handled(evaluator, "OK", "Aborted", "Canceled", "Internal") == 2 * MAX_READS + 1)
+    assert handled(evaluator, "Internal") == 0

@@ -27,7 +27,7 @@ from understudy.service.calls.methods import (
     service,
 )
 from understudy.service.calls.status import Failure
-from understudy.service.fleet.fleet_handler import FleetHandler
+from understudy.service.fleet.fleet_handler import PATIENCE_SECONDS, FleetHandler
 from understudy.service.handlers.evaluation_handler import EvaluationHandler
 from understudy.service.handlers.infer_codec import (
     InferCodec,
@@ -153,7 +153,7 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
             FLEET,
             {
                 "Follow": Handler(FOLLOWS, fleet.follow),
-                "ReadCheckpoint": Handler(FOLLOWS, fleet.read_checkpoint),
+                "ReadCheckpoint": Handler(FOLLOWS, fleet.read_checkpoint, patience_seconds=PATIENCE_SECONDS),
                 "GetFleet": Handler(OBSERVES, fleet.get_fleet),
             },
         ),

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -34,8 +35,11 @@ class Knocking:
         self.handlers = ScriptedHandlers()
         methods = served_methods(self.handlers.services(Readiness()), new_registry())
         self.monitor = DisconnectMonitor()
+        self.methods = methods
         self.app = GrpcAsgiApp(methods, self.monitor, MAX_MESSAGE_BYTES, max_body_bytes=MAX_BODY_BYTES)
         self.gone = False
+        self.takes = asyncio.Event()
+        self.takes.set()
 
     async def knock(
         self,
@@ -58,6 +62,11 @@ class Knocking:
         async def send(event: Any) -> None:
             if self.gone:
                 raise OSError
+            try:
+                await self.takes.wait()
+            except asyncio.CancelledError:
+                self.takes.set()
+                raise
             sent.append(event)
 
         fields = list((GRPC | dict(headers or {})).items())
@@ -246,6 +255,15 @@ async def test_calls_that_outlast_the_drain_are_cut_off(knocking: Knocking) -> N
     await entered.wait()
     await knocking.monitor.until_alone(0.01)
     assert [status_of(await call)[0] for call in calls] == ["14", "14"]
+
+
+@pytest.mark.timeout(SECONDS)
+async def test_a_caller_that_takes_nothing_for_too_long_is_let_go(knocking: Knocking) -> None:
+    served = knocking.methods[STREAM]
+    served.method = replace(served.method, patience_seconds=0.05)
+    knocking.takes.clear()
+    sent = await knocking.knock(STREAM, framed(prediction_pb2.PredictStreamRequest()))
+    assert status_of(sent) == ("10", "the caller took nothing of the answer for 0.05 s; call again")
 
 
 @pytest.mark.parametrize("path", [PREDICT, STREAM])

@@ -183,6 +183,7 @@ class Method:
         codec: Converts its messages.
         answer: Its handler: an `Answer`, or a `Stream` if ``rpc.streams_responses``.
         admit: The admission check of its calls, if any.
+        patience_seconds: How long a caller may take none of its responses, after which the call ends; None for ever.
     """
 
     rpc: RpcMethod
@@ -190,6 +191,7 @@ class Method:
     codec: Codec[Any, Any]
     answer: Answer | Stream
     admit: Admission | None = None
+    patience_seconds: float | None = None
 
     def denial(self, caller: Caller) -> str:
         """Return the sentence for a caller that is in none of the groups."""
@@ -207,12 +209,14 @@ class Handler:
         answer: An `Answer`, or a `Stream` if the method streams responses.
         admit: The admission check of its calls, if any.
         codec: Converts its messages; None if ``answer`` takes and returns the messages themselves.
+        patience_seconds: See `Method`.
     """
 
     access: Access
     answer: Answer | Stream
     _: KW_ONLY
     admit: Admission | None = None
+    patience_seconds: float | None = None
     codec: Codec[Any, Any] | None = None
 
 
@@ -265,6 +269,7 @@ def foreign_service(descriptor: ServiceDescriptor, handlers: Mapping[str, Handle
             codec=handler.codec or MessageCodec(GetMessageClass(descriptors[rpc.name].input_type)),
             answer=handler.answer,
             admit=handler.admit,
+            patience_seconds=handler.patience_seconds,
         )
         for rpc in methods_of(descriptor)
         if (handler := handlers.get(rpc.name)) is not None

@@ -289,6 +289,21 @@ class ServedMethod:
         if call.usage is not None:
             call.usage.hold(size)
 
+    async def send(self, call: Call, sending: Awaitable[None]) -> None:
+        """Wait until a message of a stream is sent, and count it.
+
+        Raises:
+            CallEndedError: Its caller took nothing for too long.
+        """
+        patience = self.method.patience_seconds
+        try:
+            async with asyncio.timeout(patience):
+                await sending
+        except TimeoutError:
+            message = f"the caller took nothing of the answer for {patience:g} s; call again"
+            raise CallEndedError(Failure(code=Code.ABORTED, message=message)) from None
+        self.sent(call)
+
     def sent(self, call: Call) -> None:
         """Count a sent message."""
         self._metrics.sent_messages += 1

@@ -114,8 +114,7 @@ class Endpoint(ABC):
         reply = call.reply
         async with aclosing(self._handle(request, call)) as responses:
             async for response in responses:
-                await reply.message(await built(self._encode(response)))
-                self._served.sent(call)
+                await self._served.send(call, reply.message(await built(self._encode(response))))
         await reply.end()
 
 

@@ -26,6 +26,9 @@ CHUNK_BYTES: Final = 2**20
 MAX_READS: Final = 8
 """How many files are read at once; others wait."""
 
+PATIENCE_SECONDS = 30.0
+"""How long a server may take nothing of a file, before its place is given to others."""
+
 TRAFFIC_SECONDS: Final = 2.0
 """How often servers report traffic during a rollout."""
 

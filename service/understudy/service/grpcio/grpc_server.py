@@ -28,6 +28,7 @@ from understudy.service.calls.served_call import (
 from understudy.service.calls.status import (
     COMPUTATION_CANCELLED,
     DETAILS_KEY,
+    CallEndedError,
     Code,
     Failure,
     caller_gone,
@@ -251,6 +252,18 @@ class GrpcCall(Call):
     def close(self) -> None:
         """See `Call`."""
 
+    async def write(self, data: bytes) -> None:
+        """Send a message of a stream, and wait until there is room for more.
+
+        Raises:
+            CallEndedError: The caller has gone, of which gRPC's core tells here before it cancels the task.
+        """
+        try:
+            await self.context.write(data)
+        except grpc.aio.InternalError:
+            self._cancelled = True
+            raise CallEndedError(caller_gone(self.deadline)) from None
+
     def why_cancelled(self) -> Failure:
         """See `Call`."""
         task = asyncio.current_task()
@@ -326,11 +339,10 @@ class Endpoint(ABC):
             yield decode(call, received.pop())  # nothing here keeps it while the next one is not asked for
 
     async def _send_each(self, requests: Any, call: GrpcCall) -> None:
-        write, encode, sent = call.context.write, self._encode, self._served.sent
+        write, encode, send = call.write, self._encode, self._served.send
         async with aclosing(self._handle(requests, call)) as responses:
             async for response in responses:
-                await write(await built(encode(response)))
-                sent(call)
+                await send(call, write(await built(encode(response))))
 
 
 class UnaryEndpoint(Endpoint):
