@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import socket
 import threading
 import time
@@ -62,6 +63,7 @@ _PREDICT: Final = "/understudy.v1.PredictionService/Predict"
 _EVALUATE: Final = "/understudy.v1.EvaluationService/Evaluate"
 _WATCH: Final = "/understudy.v1.EvaluationService/WatchEvaluations"
 _COMPARE: Final = "/understudy.v1.EvaluationService/Compare"
+_DEFECTS: Final = r'grpc_server_handled_total{grpc_code="(?:Internal|Unknown)",grpc_method="(\w+)",[^}]*} (\S+)'
 
 
 def harmless_requests(served: Served, load: Load) -> None:
@@ -437,7 +439,7 @@ def attacked(
             memory.append(_resident_mib(pair))
     before, *settled, most = memory
     return {
-        "faults": [*faults, *fuzzer.faults],
+        "faults": [*faults, *fuzzer.faults, *defects(pair.every), *defects(pair.plain)],
         "same_score": _score(pair.plain) == score,
         "files_written": sorted(_files(folder) - files),
         "memory_mib": {"before": before, "most": most, "after_rounds": settled},
@@ -464,6 +466,15 @@ def _beside(honest: HonestCaller, phase: str, served: Served) -> Iterator[None]:
     load = Load(seconds=time.monotonic() - began, processor_seconds=time.process_time() - before)
     with honest.during(_HARMLESS + phase):
         harmless_requests(served, load)
+
+
+def defects(served: Served) -> Iterator[str]:
+    """Yield the calls that the server counts as failed on a defect, also those whose caller did not wait for it."""
+    with served.http_client(_SECONDS) as http:
+        exposition = http.get("/metrics").text
+    for method, count in re.findall(_DEFECTS, exposition):
+        if float(count):
+            yield f"{method} failed on a defect {float(count):.0f} times"
 
 
 def _resident_mib(pair: Pair) -> float:

@@ -1,6 +1,6 @@
 """Attacks on what is served: versions that are held, model files that are overwritten, and imitated requests.
 
-The first two publish checkpoints into the run folder of the server, delete them again and leave nothing pinned; what
+All but the last publish checkpoints into the run folder of the server, delete them again and leave nothing pinned; what
 is serving then may be another step than before.
 """
 
@@ -27,6 +27,7 @@ _SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.02
 _ROW_SECONDS: Final = 0.5
 _STREAMS: Final = 2
+_OVERLAPPING: Final = 3
 _VARIANTS: Final = 300
 _TOLERANCE: Final = 1e-5
 _LEAST: Final = 1e-30
@@ -57,6 +58,38 @@ def streams_beside_new_versions(served: Served) -> Iterator[str]:
             if not _within(lambda: client.status().serving_step == step):
                 yield f"beside quiet streams, step {step} was not served within {_SECONDS} s"
             yield from _wrong_scores(client, step)
+
+
+def overlapping_evaluations(served: Served) -> Iterator[str]:
+    """Evaluate older versions so that each is always in use; a checkpoint that is published meanwhile is served."""
+    from testkit.values import PLAIN_STEPS
+
+    over = threading.Event()
+
+    def brief() -> Iterator[tuple[Any, Any]]:
+        for _ in range(4):
+            yield _examples()
+            over.wait(_ROW_SECONDS)
+
+    def again_and_again(step: int) -> None:
+        with _client(served) as client:
+            while not over.wait(_POLL_SECONDS):
+                _ignoring_errors(client.evaluate, brief(), step)
+
+    with _client(served) as client, ExitStack() as stack:
+        stack.callback(over.set)
+        for step in PLAIN_STEPS:  # each has served, so one is the version before, and another is loaded beside it
+            client.promote(step)
+        for step in PLAIN_STEPS:
+            for _ in range(_OVERLAPPING):
+                thread = threading.Thread(target=again_and_again, args=(step,))
+                thread.start()
+                stack.callback(thread.join)
+                stack.callback(over.set)
+                over.wait(_ROW_SECONDS)
+        with _published(served, client) as (step, _):
+            if not _within(lambda: client.status().serving_step == step):
+                yield f"beside overlapping evaluations, step {step} was not served within {_SECONDS} s"
 
 
 def overwritten_model_files(served: Served) -> Iterator[str]:
@@ -122,7 +155,8 @@ def imitated_requests(served: Served) -> Iterator[str]:
 
 
 ATTACKS: Final[Mapping[str, Callable[[Served], Iterator[str]]]] = {
-    attack.__name__: attack for attack in (streams_beside_new_versions, overwritten_model_files)
+    attack.__name__: attack
+    for attack in (streams_beside_new_versions, overlapping_evaluations, overwritten_model_files)
 }
 """Each yields what the server should not have done."""
 
