@@ -63,6 +63,16 @@ def test_a_name_that_is_no_text_hides_no_other_checkpoint(
     assert steps_of(source) == [20, 30]
 
 
+def test_a_sparse_file_without_end_is_not_copied_and_delays_no_other(
+    folder: Path, source: FolderSource, write_keras: WriteKeras, tmp_path: Path
+) -> None:
+    with (folder / "sparse-20.keras").open("wb") as sparse:
+        sparse.truncate(shutil.disk_usage(tmp_path).free)
+    write_keras(folder / "model-30.keras", weight=2)
+    assert steps_of(source) == [30]
+    assert sum(path.stat().st_size for path in tmp_path.rglob("staging/*/*")) < 2**20
+
+
 def test_a_counter_follows_the_order_of_writing(folder: Path, source: FolderSource, write_keras: WriteKeras) -> None:
     set_modified(write_keras(folder / "early.keras", weight=1), 2000)
     set_modified(write_keras(folder / "but_earlier.keras", weight=2), 1000)

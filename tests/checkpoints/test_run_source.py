@@ -66,6 +66,15 @@ def test_the_newest_comes_first_and_each_poll_reads_as_many(
     assert sizes == [*[2] * 49, 1]
 
 
+def test_a_sparse_file_without_end_is_not_copied(run: RunDir, publish: Publish, tmp_path: Path) -> None:
+    publish(1)
+    with (run.checkpoint(1) / "model.keras").open("r+b") as sparse:
+        sparse.truncate(shutil.disk_usage(tmp_path).free)
+    with pytest.raises(OSError, match="would leave too little of the"):
+        link_or_copy(run.checkpoint(1) / "model.keras", tmp_path / "copy", root=run.root, link=False)
+    assert not (tmp_path / "copy").exists()
+
+
 def test_a_digest_of_another_model_is_refused(run: RunDir, publish: Publish) -> None:
     scored, other = publish(1), publish(2)
     folder = run.checkpoint(2)

@@ -21,6 +21,10 @@ _NO_FILES = (errno.ENXIO, errno.ELOOP, errno.ENODEV)
 
 _COPIED_AT_ONCE = 2**20
 
+_ROOM_KEPT_BYTES = 2**28
+_ROOM_KEPT_SHARE = 20
+"""What copies leave free on a disk for others, such as the ledger: so many bytes, or one in so many of a small disk."""
+
 _OPENED_AT_MOST = 3
 """How often a file is opened that is replaced meanwhile."""
 
@@ -99,6 +103,18 @@ def read_within(path: Path, root: Path, *, limit: int) -> bytes:
     return bytes(content)
 
 
+def check_fits(size: int, folder: Path) -> None:
+    """Check that a file of this size fits on the disk of a folder; a sparse one may be larger than any disk.
+
+    Raises:
+        OSError: It does not, as if the disk were full.
+    """
+    disk = shutil.disk_usage(folder)
+    if size > disk.free - min(_ROOM_KEPT_BYTES, disk.total // _ROOM_KEPT_SHARE):
+        too_little = f"{size} bytes would leave too little of the {disk.free} that are free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {too_little}", str(folder))
+
+
 def link_or_copy(source: Path, target: Path, *, root: Path, link: bool = True) -> None:
     """Hard-link a writer's file below ``root`` to ``target``, or copy it. ``target`` outlives ``source``.
 
@@ -117,6 +133,7 @@ def link_or_copy(source: Path, target: Path, *, root: Path, link: bool = True) -
         target.parent.mkdir(parents=True, exist_ok=True)
         if link and _linked(source, target, os.fstat(file.fileno())):
             return
+        check_fits(os.fstat(file.fileno()).st_size, target.parent)
         with target.open("xb") as copy:
             shutil.copyfileobj(file, copy, _COPIED_AT_ONCE)
 

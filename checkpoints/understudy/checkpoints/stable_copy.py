@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from understudy.checkpoints.fs import open_within
+from understudy.checkpoints.fs import check_fits, open_within
 
 
 class FileChangedError(Exception):
@@ -50,6 +50,7 @@ def stable_copy(source: Path, target: Path, *, root: Path) -> Stamp:
     """
     with open_within(source, root) as reader, target.open("xb") as writer:
         before = Stamp.of(os.fstat(reader.fileno()))
+        check_fits(before.size_bytes, target.parent)
         shutil.copyfileobj(reader, writer, 1 << 20)
         after = Stamp.of(os.fstat(reader.fileno()))
         if before != after or writer.tell() != before.size_bytes:
