@@ -16,6 +16,7 @@ from testkit.checkpoints import OUTPUTS, Chief, ones
 from testkit.in_process import RunningService, until
 from testkit.living import living
 from understudy.clients import Client
+from understudy.evaluator.evaluation.breakdown import ResampleMemory
 from understudy.evaluator.model.reclaiming import MemoryTrimmer
 from understudy.evaluator.serving.servable import Servable
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc
@@ -83,6 +84,34 @@ def test_a_page_token_beyond_the_ledger_is_the_callers_error(stub: Any) -> None:
         with pytest.raises(grpc.RpcError, match="page_token") as raised:
             stub.ListEvaluations(evaluation_pb2.ListEvaluationsRequest(page_token=token), timeout=SECONDS)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_the_resamples_of_all_evaluations_share_one_bound(
+    chief: Chief, run_service: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.evaluator.evaluation.on_demand.ResampleMemory", lambda: ResampleMemory(2**16))
+    chief.publish(10)
+    service = run_service()
+    service.wait_ready()
+    over = threading.Event()
+    options = evaluation_pb2.EvaluateRequest(options=evaluation_pb2.EvaluateOptions(resamples=1000))
+
+    def held() -> Iterator[evaluation_pb2.EvaluateRequest]:
+        yield options
+        for _ in range(2):
+            yield batch(rows=4096)  # so many that it does not wait for others
+        over.wait(SECONDS)
+
+    with grpc.insecure_channel(service.grpc) as channel:
+        stub = evaluation_pb2_grpc.EvaluationServiceStub(channel)
+        calls = [stub.Evaluate.future(held(), timeout=SECONDS) for _ in range(5)]
+        until(lambda: any(call.done() for call in calls))
+        over.set()
+        codes = {call.code() for call in calls}
+        assert codes == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+        (refused, *_) = (call for call in calls if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert "the resamples of evaluations hold" in refused.details()
+        assert stub.Evaluate(iter([options, batch()]), timeout=SECONDS).score.intervals
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,7 @@ from understudy.evaluator.evaluation.slices import (
     number_values,
     resolved,
 )
-from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError
 from understudy.evaluator.model.inputs import by_output
 from understudy.evaluator.types import Array, Arrays, Batch, Interval, OutputTask, SliceScore
 
@@ -50,6 +51,7 @@ MAX_MEMORY = 512 * 2**20
 """The most memory that the states of the resamples of one evaluation take, in bytes."""
 
 _NUMBER_BYTES = 8
+_RETRY_SECONDS = 5.0
 
 _FEW_RESAMPLES = 0.01
 """A metric may have no value in this share of the resamples before a note says so."""
@@ -59,6 +61,34 @@ _WAITING_BYTES = 32 * 2**20
 _WAITING_DRAWS = 2**21
 _WAITING_INCREMENTS = 2**20
 """Batches are added together up to these numbers: examples, bytes, draws and increments of all examples."""
+
+
+class ResampleMemory:
+    """Bounds the memory of the resamples of several evaluations together. Thread-safe.
+
+    Args:
+        most: How many bytes they may hold.
+    """
+
+    def __init__(self, most: int = MAX_MEMORY) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._held = 0
+
+    def hold(self, size: int, *, before: int) -> None:
+        """Hold this many bytes for an evaluation, in place of those before.
+
+        Raises:
+            OverloadedError: All together would hold too many.
+        """
+        with self._lock:
+            if size > before and self._held + size - before > self._most:
+                raise OverloadedError(
+                    f"the resamples of evaluations hold {self._held} bytes, and {size - before} more would exceed "
+                    f"{self._most}; try again, or give fewer resamples or slices",
+                    retry_after_seconds=_RETRY_SECONDS,
+                )
+            self._held += size - before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +193,7 @@ class Breakdown:
     Args:
         options: What to compute.
         tasks: What each output of the model is for, by its name, in the model's order.
+        memory: Bounds the memory of the resamples with those of others; None if it is bounded alone.
         between_pieces: Called between the pieces of a large batch.
     """
 
@@ -171,11 +202,16 @@ class Breakdown:
         options: BreakdownOptions,
         tasks: Mapping[str, OutputTask],
         *,
+        memory: ResampleMemory | None = None,
         between_pieces: Callable[[], None] = lambda: None,
     ) -> None:
         self._tasks = tasks
         self._options = options
         self._between_pieces = between_pieces
+        self._memory = memory or ResampleMemory()
+        self._holding = threading.Lock()
+        self._held = 0
+        self._is_released = False
         self._slicer = Slicer(settings=options.slices, tasks=tasks, lenient=options.lenient)
         self._resamples = options.resamples
         self._examples = 0
@@ -243,6 +279,18 @@ class Breakdown:
         leaves = () if increments is None else increments.leaves(scored.data.as_arguments())
         self._wait(WaitingBatch(scored=scored, values=values, examples=batch.examples, leaves=leaves))
         return values
+
+    def release(self) -> None:
+        """Hold no memory of those that share it any more, as the results are there or not wanted. Idempotent."""
+        with self._holding:
+            self._memory.hold(0, before=self._held)
+            self._held, self._is_released = 0, True
+
+    def _hold(self, size: int) -> None:
+        with self._holding:
+            if not self._is_released:
+                self._memory.hold(size, before=self._held)
+                self._held = size
 
     def members(self, values: Values) -> Sequence[Members]:
         """Return the slices that the examples of a batch belong to."""
@@ -425,7 +473,9 @@ class Breakdown:
                 f"there are more than {MAX_SLICES} slices in all; give fewer, or buckets such as 'age:18,30,65'"
             )
         state = 0 if increments is None else len(increments.initial)
-        if (1 + slices) * self._resamples * state * _NUMBER_BYTES > MAX_MEMORY:
+        size = (1 + slices) * self._resamples * state * _NUMBER_BYTES
+        if size > MAX_MEMORY:
+            size = 0
             self._note(
                 f"there are no intervals, because {self._resamples} resamples of {slices} slices with states of "
                 f"{state} numbers take more than {MAX_MEMORY // 2**20} MiB; give fewer resamples or slices"
@@ -434,6 +484,7 @@ class Breakdown:
             for states in (self._sums, self._updates):
                 if states is not None:
                     states.forget_resamples()
+        self._hold(size)
 
     def _all_slices(self) -> Iterator[tuple[Part, int]]:
         """Yield the slices with the numbers of their examples, by setting and name."""

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from understudy.evaluator.batching.engine import Engine
-from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
+from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown, ResampleMemory
 from understudy.evaluator.evaluation.class_decisions import LabelNotes
 from understudy.evaluator.evaluation.slices import Members
 from understudy.evaluator.evaluator_errors import CancelledError, EvaluatorError, InvalidInputError, StreamIdleError
@@ -59,6 +59,7 @@ class EvaluationStream:
         engine: Runs the batches.
         keep_outputs: Whether the futures of batches give the model's outputs, too.
         breakdown: What to compute besides the metrics of all examples; the scorer must compute increments for it.
+        memory: Bounds the memory of its resamples with those of others; None if it is bounded alone.
 
     Raises:
         InvalidInputError: There are no slices and intervals for outputs that are nested as the model's are, and the
@@ -73,6 +74,7 @@ class EvaluationStream:
         *,
         keep_outputs: bool = False,
         breakdown: BreakdownOptions | None = None,
+        memory: ResampleMemory | None = None,
     ) -> None:
         self._handle = handle
         self._scorer = scorer
@@ -89,7 +91,7 @@ class EvaluationStream:
         self._label_notes = LabelNotes(tasks)
         self._breakdown: Breakdown | None = None
         if not self._options.is_empty:
-            self._breakdown = Breakdown(self._options, tasks, between_pieces=self._between_pieces)
+            self._breakdown = Breakdown(self._options, tasks, memory=memory, between_pieces=self._between_pieces)
         self._with_members = keep_outputs
         self._keep_outputs = keep_outputs or self._options.needs_predictions
         self._lock = threading.Lock()
@@ -300,6 +302,8 @@ class EvaluationStream:
             over = self._closed and not self._under_way
         if over:
             self._handle.release()
+            if self._breakdown is not None:
+                self._breakdown.release()
 
     def _settle(self) -> None:
         """Forget the batches that are done, except for the first failure."""

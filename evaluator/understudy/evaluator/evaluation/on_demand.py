@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.datasets.dataset import EvaluationDataset
-from understudy.evaluator.evaluation.breakdown import BreakdownOptions
+from understudy.evaluator.evaluation.breakdown import BreakdownOptions, ResampleMemory
 from understudy.evaluator.evaluation.comparer import Comparer
 from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
 from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer
@@ -128,6 +128,7 @@ class OnDemandEvaluations:
         self._scorer = scorer
         self._recorder = recorder
         self._streams = streams
+        self._memory = ResampleMemory()
         self._opening: ServableExecutor[EvaluationStream] = ServableExecutor(
             manager, threads=_STREAM_THREADS, name="understudy-open", discard=EvaluationStream.close
         )
@@ -146,7 +147,7 @@ class OnDemandEvaluations:
 
         def work(handle: Handle, _: Callable[[], bool]) -> EvaluationStream:
             scorer = handle.slot.scorer(metrics, increments=not options.is_empty)
-            stream = EvaluationStream(handle, scorer, self._engine, breakdown=options)
+            stream = EvaluationStream(handle, scorer, self._engine, breakdown=options, memory=self._memory)
             self._streams.add(stream)
             return stream
 
