@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import grpc
 import numpy as np
@@ -19,6 +19,8 @@ from understudy.clients import Client
 from understudy.evaluator.evaluation.breakdown import ResampleMemory
 from understudy.evaluator.model.reclaiming import MemoryTrimmer
 from understudy.evaluator.serving.servable import Servable
+from understudy.service.calls.parsing import LARGE_BYTES
+from understudy.service.handlers import messages
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc
 from understudy.wire import encode
 
@@ -112,6 +114,36 @@ def test_the_resamples_of_all_evaluations_share_one_bound(
         (refused, *_) = (call for call in calls if call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED)
         assert "the resamples of evaluations hold" in refused.details()
         assert stub.Evaluate(iter([options, batch()]), timeout=SECONDS).score.intervals
+
+
+def test_a_stream_that_waits_for_its_caller_keeps_nothing_of_its_batches(
+    chief: Chief, run_service: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ref[Any]] = []
+    own = messages.batch
+
+    def recorded(message: Any, contents: Any) -> Any:
+        decoded = own(message, contents)
+        made.extend(map(ref, (decoded, *contents.values())))
+        return decoded
+
+    monkeypatch.setattr(messages, "batch", recorded)
+    chief.publish(10)
+    service = run_service()
+    service.wait_ready()
+    over = threading.Event()
+    large = batch()
+    large.batch.features["unused"].CopyFrom(encode(np.zeros((4, LARGE_BYTES), np.uint8)))
+
+    def quiet() -> Iterator[evaluation_pb2.EvaluateRequest]:
+        yield large
+        over.wait(SECONDS)
+
+    with grpc.insecure_channel(service.grpc) as channel:
+        call = evaluation_pb2_grpc.EvaluationServiceStub(channel).Evaluate.future(quiet(), timeout=SECONDS)
+        until(lambda: len(made) > 1 and not any(each() is not None for each in made))
+        over.set()
+        assert call.result().score.examples == 4
 
 
 @pytest.fixture

@@ -114,11 +114,6 @@ class BatchStream(Generic[Request]):
         self._first_batch = _batch_of(request)
         return None
 
-    async def batches(self) -> AsyncIterator[ZeroCopyMessage]:
-        """Yield the batches; see `next_batch`."""
-        while (batch := await self.next_batch()) is not None:
-            yield batch
-
     async def next_batch(self) -> ZeroCopyMessage | None:
         """Return the message of the next batch, or None at the end.
 
@@ -205,8 +200,8 @@ async def _add_all(stream: EvaluationStream, incoming: Incoming, call: CallConte
     """Add every batch. At most two are in flight: one computes while the next is read, decoded and queued."""
     under_way: deque[asyncio.Future[ExampleScores]] = deque()
     try:
-        async for message, contents in incoming.batches():
-            under_way.append(await _queued(stream, messages.batch(message, contents), call))
+        while (future := await _next_queued(stream, incoming, call)) is not None:
+            under_way.append(future)
             if len(under_way) == MAX_UNDER_WAY:
                 await under_way.popleft()
         while under_way:
@@ -214,6 +209,14 @@ async def _add_all(stream: EvaluationStream, incoming: Incoming, call: CallConte
     finally:
         for future in under_way:
             abandon(future)
+
+
+async def _next_queued(
+    stream: EvaluationStream, incoming: Incoming, call: CallContext
+) -> asyncio.Future[ExampleScores] | None:
+    """Queue the next batch, of which nothing is kept here; None at the end."""
+    received = await incoming.next_batch()
+    return None if received is None else await _queued(stream, messages.batch(*received), call)
 
 
 async def _queued(stream: EvaluationStream, batch: Batch, call: CallContext) -> asyncio.Future[ExampleScores]:
