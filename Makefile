@@ -49,10 +49,10 @@ demo: $(VENV)/.installed ## Train on two workers beside the evaluator, watch it 
 
 COMPILED = proto clients checkpoints experiments trainer evaluator service cli tests/soak tests/startup tests/testkit
 
-WORKERS ?= 3
+WORKERS ?= 4
 
 .PHONY: test
-test: $(VENV)/.installed ## Run the tests, in WORKERS=3 processes
+test: $(VENV)/.installed ## Run the tests, in WORKERS=4 processes
 	tools/fetch_prometheus.sh
 	tools/fetch_h2load.sh || echo "so the tests with h2load will be skipped" >&2
 	tools/fetch_browser.sh || echo "so the tests of the page in a browser will be skipped" >&2
