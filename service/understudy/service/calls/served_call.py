@@ -296,12 +296,10 @@ class ServedMethod:
             CallEndedError: Its caller took nothing for too long.
         """
         patience = self.method.patience_seconds
-        try:
-            async with asyncio.timeout(patience):
-                await sending
-        except TimeoutError:
-            message = f"the caller took nothing of the answer for {patience:g} s; call again"
-            raise CallEndedError(Failure(code=Code.ABORTED, message=message)) from None
+        if patience is None:
+            await sending
+        else:
+            await _patiently(sending, patience)
         self.sent(call)
 
     def sent(self, call: Call) -> None:
@@ -405,3 +403,12 @@ def served_methods(
 
 def _is_probe(method: RpcMethod) -> bool:
     return method.service in _UNTRACED or method.name in _PROBES
+
+
+async def _patiently(sending: Awaitable[None], seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await sending
+    except TimeoutError:
+        message = f"the caller took nothing of the answer for {seconds:g} s; call again"
+        raise CallEndedError(Failure(code=Code.ABORTED, message=message)) from None
