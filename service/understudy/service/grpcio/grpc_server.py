@@ -252,17 +252,10 @@ class GrpcCall(Call):
     def close(self) -> None:
         """See `Call`."""
 
-    async def write(self, data: bytes) -> None:
-        """Send a message of a stream, and wait until there is room for more.
-
-        Raises:
-            CallEndedError: The caller has gone, of which gRPC's core tells here before it cancels the task.
-        """
-        try:
-            await self.context.write(data)
-        except grpc.aio.InternalError:
-            self._cancelled = True
-            raise CallEndedError(caller_gone(self.deadline)) from None
+    def has_gone(self) -> CallEndedError:
+        """Return the error of a caller that has gone, of which gRPC's core told before it cancels the task."""
+        self._cancelled = True
+        return CallEndedError(caller_gone(self.deadline))
 
     def why_cancelled(self) -> Failure:
         """See `Call`."""
@@ -339,10 +332,19 @@ class Endpoint(ABC):
             yield decode(call, received.pop())  # nothing here keeps it while the next one is not asked for
 
     async def _send_each(self, requests: Any, call: GrpcCall) -> None:
-        write, encode, send = call.write, self._encode, self._served.send
-        async with aclosing(self._handle(requests, call)) as responses:
-            async for response in responses:
-                await send(call, write(await built(encode(response))))
+        write, encode, served = call.context.write, self._encode, self._served
+        is_patient = served.method.patience_seconds is None
+        try:
+            async with aclosing(self._handle(requests, call)) as responses:
+                async for response in responses:
+                    sending = write(await built(encode(response)))
+                    if is_patient:
+                        await sending
+                        served.sent(call)
+                    else:
+                        await served.send(call, sending)
+        except grpc.aio.InternalError:
+            raise call.has_gone() from None
 
 
 class UnaryEndpoint(Endpoint):
