@@ -68,7 +68,9 @@ SAVES: dict[ModelKind, Save] = {
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_a_state_file_of_another_kind_holds_nobody_up(tmp_path: Path, make: Callable[[Path], object]) -> None:
+def test_a_state_file_of_another_kind_does_not_hide_the_checkpoints(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
     save_managed(trained_model(1), tmp_path, 7)
     (tmp_path / STATE_FILE).unlink()
     make(tmp_path / STATE_FILE)

@@ -25,7 +25,8 @@ class StepRegistry:
     The number of a checkpoint is its optimizer's count, else the last integer in its file's name; integers of more than
     12 digits are dates or hashes. Its step is this number, unless a training has begun again: then it is the number
     plus the highest step before. A training has begun again if the number of the checkpoint that was written last of
-    all belongs to another digest, or its file held another digest and the number is not above all steps.
+    all belongs to another digest, or its file held another digest and the number is not above all steps; but a file
+    that held the highest step gets the next one.
 
     Args:
         path: The JSON file that stores the steps; its folder exists.
@@ -69,9 +70,9 @@ class StepRegistry:
     ) -> int:
         """Return the step of a digest, chosen when it is first seen.
 
-        A file whose number is taken gets the step that is reserved for it. Else it gets the number after the highest
-        step, if it was written last of all, and the next lower one, if it was not. Without a number, it is the step
-        that is reserved, else the one after the highest.
+        A file whose number is taken, or that was written over a later one, gets the step that is reserved for it.
+        Without a reservation it gets a step above all if it was written last, else the next free one below its number.
+        A file without a number gets the step that is reserved for it, else the one after the highest.
 
         Args:
             digest: The checkpoint's content.

@@ -107,7 +107,7 @@ def test_a_training_is_shown_as_it_is_whatever_the_clock_of_its_machine_says(
         assert status is not None
         return status.state
 
-    shown_after(0, beats=True)  # nobody can tell yet
+    shown_after(0, beats=True)  # it cannot be known yet
     for _ in range(3):
         assert shown_after(60, beats=True) == "running"
     assert shown_after(50, beats=False) == "running"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -95,13 +96,18 @@ def test_a_request_in_flight_keeps_what_it_borrowed(lifecycle: TextLifecycle) ->
     handle.release()
 
 
-def test_a_checkpoint_that_finds_no_slot_makes_itself_heard(lifecycle: TextLifecycle) -> None:
+def _starve_the_fourth(lifecycle: TextLifecycle) -> tuple[list[Handle], Future[Handle]]:
+    """Promote a fourth version while three are borrowed; return their handles, and its promotion, which waits."""
     lifecycle.publish(1, 2, 3, 4)
     handles = []
     for step in (1, 2, 3):
         lifecycle.promote(step)
         handles.append(lifecycle.manager.borrow())
-    waiting = lifecycle.manager.promote(4)
+    return handles, lifecycle.manager.promote(4)
+
+
+def test_a_checkpoint_that_finds_no_slot_makes_itself_heard(lifecycle: TextLifecycle) -> None:
+    handles, waiting = _starve_the_fourth(lifecycle)
     step, seconds, to_serve = lifecycle.starved.get(timeout=WAIT_SECONDS)
     assert (step, to_serve) == (4, True)
     assert 0 < seconds < WAIT_SECONDS
@@ -112,12 +118,7 @@ def test_a_checkpoint_that_finds_no_slot_makes_itself_heard(lifecycle: TextLifec
 
 
 def test_callers_that_follow_each_other_keep_no_version_from_serving(lifecycle: TextLifecycle) -> None:
-    lifecycle.publish(1, 2, 3, 4)
-    handles = []
-    for step in (1, 2, 3):
-        lifecycle.promote(step)
-        handles.append(lifecycle.manager.borrow())
-    waiting = lifecycle.manager.promote(4)
+    handles, waiting = _starve_the_fourth(lifecycle)
     lifecycle.starved.get(timeout=WAIT_SECONDS)
 
     late = lifecycle.manager.acquire(1)

@@ -183,7 +183,7 @@ class Method:
         codec: Converts its messages.
         answer: Its handler: an `Answer`, or a `Stream` if ``rpc.streams_responses``.
         admit: The admission check of its calls, if any.
-        patience_seconds: How long a caller may take none of its responses, after which the call ends; None for ever.
+        patience_seconds: How long a caller may take none of its responses, after which the call ends, or None.
     """
 
     rpc: RpcMethod
