@@ -16,7 +16,7 @@ from testkit.checkpoints import OUTPUTS, Chief, ones
 from testkit.in_process import RunningService, until
 from testkit.living import living
 from understudy.clients import Client
-from understudy.evaluator.evaluation.breakdown import ResampleMemory
+from understudy.evaluator.evaluation.resample_memory import ResampleMemory
 from understudy.evaluator.model.reclaiming import MemoryTrimmer
 from understudy.evaluator.serving.servable import Servable
 from understudy.service.calls.parsing import LARGE_BYTES

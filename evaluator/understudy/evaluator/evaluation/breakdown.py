@@ -23,6 +23,7 @@ from understudy.evaluator.evaluation.part_scores import (
     Scored,
     WaitingBatch,
 )
+from understudy.evaluator.evaluation.resample_memory import MAX_MEMORY, ResampleMemory
 from understudy.evaluator.evaluation.slices import (
     MAX_SLICES,
     Members,
@@ -35,7 +36,7 @@ from understudy.evaluator.evaluation.slices import (
     number_values,
     resolved,
 )
-from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.inputs import by_output
 from understudy.evaluator.types import Array, Arrays, Batch, Interval, OutputTask, SliceScore
 
@@ -47,11 +48,7 @@ MAX_RESAMPLES = 10_000
 SEED = 0
 """The seed of the draws of recorded evaluations, so that any two of them on the same examples are paired."""
 
-MAX_MEMORY = 512 * 2**20
-"""The most memory that the states of the resamples of one evaluation take, in bytes."""
-
 _NUMBER_BYTES = 8
-_RETRY_SECONDS = 5.0
 
 _FEW_RESAMPLES = 0.01
 """A metric may have no value in this share of the resamples before a note says so."""
@@ -61,34 +58,6 @@ _WAITING_BYTES = 32 * 2**20
 _WAITING_DRAWS = 2**21
 _WAITING_INCREMENTS = 2**20
 """Batches are added together up to these numbers: examples, bytes, draws and increments of all examples."""
-
-
-class ResampleMemory:
-    """Bounds the memory of the resamples of several evaluations together. Thread-safe.
-
-    Args:
-        most: How many bytes they may hold.
-    """
-
-    def __init__(self, most: int = MAX_MEMORY) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._held = 0
-
-    def hold(self, size: int, *, before: int) -> None:
-        """Hold this many bytes for an evaluation, in place of those before.
-
-        Raises:
-            OverloadedError: All together would hold too many.
-        """
-        with self._lock:
-            if size > before and self._held + size - before > self._most:
-                raise OverloadedError(
-                    f"the resamples of evaluations hold {self._held} bytes, and {size - before} more would exceed "
-                    f"{self._most}; try again, or give fewer resamples or slices",
-                    retry_after_seconds=_RETRY_SECONDS,
-                )
-            self._held += size - before
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from understudy.evaluator.batching.engine import Engine
-from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown, ResampleMemory
+from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
 from understudy.evaluator.evaluation.class_decisions import LabelNotes
+from understudy.evaluator.evaluation.resample_memory import ResampleMemory
 from understudy.evaluator.evaluation.slices import Members
 from understudy.evaluator.evaluator_errors import CancelledError, EvaluatorError, InvalidInputError, StreamIdleError
 from understudy.evaluator.model.inputs import by_output

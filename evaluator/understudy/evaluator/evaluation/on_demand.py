@@ -8,11 +8,12 @@ from typing import Generic, TypeVar
 
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.datasets.dataset import EvaluationDataset
-from understudy.evaluator.evaluation.breakdown import BreakdownOptions, ResampleMemory
+from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.comparer import Comparer
 from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
 from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
+from understudy.evaluator.evaluation.resample_memory import ResampleMemory
 from understudy.evaluator.evaluation.slices import SliceError
 from understudy.evaluator.evaluator_errors import DrainingError
 from understudy.evaluator.records.recorder import Recorder
