@@ -25,11 +25,12 @@ def soak_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_request_and_no_attack_makes_the_server_fail(
     served: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from soak import attacks
+    from soak import attacks, attacks_on_servers
     from soak.fuzz import Fuzzer
     from soak.honest_caller import HonestCaller
 
-    for name, value in {"_ALONE_SECONDS": 0.05, "_ATTACK_SECONDS": 0.4, "_SETTLE_SECONDS": 0.0, "ROUNDS": 1}.items():
+    monkeypatch.setattr(attacks_on_servers, "_ATTACK_SECONDS", 0.4)
+    for name, value in {"_ALONE_SECONDS": 0.05, "_SETTLE_SECONDS": 0.0, "ROUNDS": 1}.items():
         monkeypatch.setattr(attacks, name, value)
     with Fuzzer(served, seed=1) as fuzzer, HonestCaller(served.plain) as honest:
         seen = attacks.attacked(served, fuzzer, honest, range(REQUESTS), tmp_path)
@@ -37,7 +38,7 @@ def test_no_request_and_no_attack_makes_the_server_fail(
     assert seen["faults"] == []
     assert seen["same_score"]
     assert honest.failures == []
-    assert {*attacks.ATTACKS, "fuzz"} <= set(honest.waits)
+    assert {*attacks_on_servers.ATTACKS, "fuzz"} <= set(honest.waits)
     assert sum(fuzzer.answers.values()) == REQUESTS
     assert {answer.split()[0] for answer in fuzzer.answers} == fuzzer.endpoint_names
 

@@ -51,13 +51,14 @@ class HonestCaller:
         )
         self._phases: list[tuple[float, str]] = [(0.0, "starting")]
         self._reader = threading.Thread(target=self._read)
-        self._answered = threading.Event()
+        self._counted = threading.Condition()
         self.waits: dict[str, list[float]] = defaultdict(list)
         self.failures: list[str] = []
 
     def __enter__(self) -> Self:
         self._reader.start()
-        assert self._answered.wait(_END_SECONDS)
+        with self._counted:
+            assert self._counted.wait_for(lambda: self.waits, _END_SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,10 +69,12 @@ class HonestCaller:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Count the calls that begin in the block to a phase."""
+        """Count the calls that begin in the block to a phase, of which the first is awaited."""
         self._phases.append((time.monotonic(), phase))
         try:
             yield
+            with self._counted:
+                self._counted.wait_for(lambda: phase in self.waits, _END_SECONDS)
         finally:
             self._phases.append((time.monotonic(), "between"))
 
@@ -81,8 +84,9 @@ class HonestCaller:
             for line in lines:
                 began, seconds, failure = line.rstrip("\n").split(" ", 2)
                 phase = self._phases[bisect.bisect(self._phases, (float(began), "~")) - 1][1]
-                self.waits[phase].append(float(seconds))
-                self._answered.set()
+                with self._counted:
+                    self.waits[phase].append(float(seconds))
+                    self._counted.notify_all()
                 if failure:
                     self.failures.append(f"{phase}: {failure}")
 
