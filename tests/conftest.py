@@ -31,6 +31,9 @@ if "UNDERSTUDY_TEST_GPUS" not in os.environ:  # set by `make test-gpu`
 # Services that run for a while would try settings beside the tests.
 os.environ.setdefault("UNDERSTUDY_SELF_TUNING", "false")
 
+# The tests call servers on this machine, and so do the programs of others that they start.
+os.environ["no_proxy"] = ",".join(filter(None, (os.environ.get("no_proxy"), "localhost,127.0.0.1,::1")))
+
 # A background job of a shell starts with SIGINT ignored, and so would every command that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -30,6 +30,14 @@ def test_nobody_listening_is_said_with_the_remedy(run: Run) -> None:
     assert error.count("\n") == 1
 
 
+def test_a_proxy_that_cannot_reach_the_server_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+
+    error = refusal(run("status", "--target", "models.example:8500", "--timeout-seconds", "5"), code=1)
+
+    assert error.endswith("and no_proxy which hosts to call without the proxy of https_proxy)\n")
+
+
 def test_a_server_that_is_too_slow_is_said_with_the_remedy(run: Run, script: Script, tmp_path: Path) -> None:
     script.gate.clear()
 

@@ -15,6 +15,7 @@ from grpc import aio
 
 from testkit.certificates import replace
 from testkit.peer_server import STEP, Failure, Peer
+from testkit.ports import BEHIND_A_PROXY
 from understudy.clients import (
     AsyncClient,
     CallOptions,
@@ -26,7 +27,7 @@ from understudy.clients import (
     UnavailableError,
     UnimplementedError,
 )
-from understudy.clients.token import is_on_this_machine
+from understudy.clients.channel import is_on_this_machine
 
 ROWS = np.ones((2, 4), np.float32)
 SECONDS = 20
@@ -260,6 +261,15 @@ def test_targets_on_this_machine_are_known_by_their_text(target: str) -> None:
 )
 def test_other_targets_count_as_other_machines(target: str) -> None:
     assert not is_on_this_machine(target)
+
+
+@both_clients
+def test_servers_on_this_machine_are_called_directly_behind_a_proxy(
+    kind: Kind, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in BEHIND_A_PROXY.items():
+        monkeypatch.setenv(name, value)
+    assert call(kind, peer.target, "is_serving")
 
 
 @both_clients

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from testkit.ports import BEHIND_A_PROXY
 from testkit.preloading import preloaded
 from understudy.clients import Client
 
@@ -28,7 +29,7 @@ def _demo(*arguments: str, **variables: str) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
     completed = subprocess.run(
         [sys.executable, "-m", "understudy.cli", "demo", *arguments],
-        env={**environment, **preloaded(), **variables},
+        env={**environment, **preloaded(), **BEHIND_A_PROXY, **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Ports for servers that must keep theirs over a restart."""
+"""Ports for servers that must keep theirs over a restart, and a proxy that does not answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import functools
 import random
 import socket
 from pathlib import Path
+
+_NOBODY = "http://127.0.0.1:9"
+BEHIND_A_PROXY = {"http_proxy": _NOBODY, "https_proxy": _NOBODY, "no_proxy": ""}
+"""The environment of a user whose programs reach other networks through a proxy; this one is down."""
 
 _FIRST = 20_000
 _RANGE_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")

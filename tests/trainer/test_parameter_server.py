@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from testkit.ports import BEHIND_A_PROXY
 from testkit.preloading import preloaded
 from testkit.training_harness import TIMEOUT_SECONDS, Noisy, assert_one_architecture, cluster, run
 from understudy.checkpoints import RunDir, TrainingJournal, read_manifest, read_training_status
@@ -35,7 +36,7 @@ def after_the_kills(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, l
     """Both workers are killed and come back, one after the other; then the parameter server dies."""
     run_dir = RunDir(tmp_path_factory.mktemp("parameter_server"))
     endless = (*OPTIONS, "--steps", "1000000")
-    environs = [preloaded()] * len(ROLES)
+    environs = [{**preloaded(), **BEHIND_A_PROXY}] * len(ROLES)
     with cluster(
         "Noisy", run_dir.root, *endless, roles=ROLES, strategy="parameter_server", verb="run", environs=environs
     ) as tasks:

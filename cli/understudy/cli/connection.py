@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _LABELS: Final = ("serving", "latest", "best")
 _MIB: Final = 1024 * 1024
 _LARGEST_MESSAGE_MIB: Final = 2047
+_PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
+"""The variables that gRPC takes a proxy from, the first that is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +124,24 @@ def connected(settings: ConnectionSettings) -> Iterator[Client]:
         try:
             yield client
         except UnavailableError as error:
-            hint = "" if tls else ", and --tls-ca that it has TLS"
-            raise CommandError(f"{error} ({asked}; --target says whom to ask{hint})") from error
+            hints = [
+                "--target says whom to ask",
+                *([] if tls else ["--tls-ca that it has TLS"]),
+                *_of_proxies(settings),
+            ]
+            raise CommandError(f"{error} ({asked}; {', and '.join(hints)})") from error
         except DeadlineExceededError as error:
             raise CommandError(f"{error} ({asked}; --timeout-seconds says how long to wait)") from error
+
+
+def _of_proxies(settings: ConnectionSettings) -> list[str]:
+    """Return how to do without the proxy that gRPC takes from the environment, if it takes one."""
+    from understudy.clients.channel import is_on_this_machine
+
+    named = next((name for name in _PROXIES if os.environ.get(name)), None)
+    if named is None or all(map(is_on_this_machine, settings.target)):
+        return []
+    return [f"no_proxy which hosts to call without the proxy of {named}"]
 
 
 def metadata_of(client: Client, *versions: Version | None) -> ModelMetadata:

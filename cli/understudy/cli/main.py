@@ -48,6 +48,8 @@ _TRAINING: Final = ("train", "run")
 _LOGGING: Final = ("train", "serve", "run", "demo")
 """These show TensorFlow's warnings and errors, such as why it skips a GPU; the others only its errors."""
 
+_THIS_MACHINE: Final = ("localhost", "127.0.0.1", "::1")
+
 
 class LazyGroup(click.Group):
     """A group that has its commands' names and one-line helps, and imports ``understudy.cli.<name>`` on demand."""
@@ -65,6 +67,7 @@ class LazyGroup(click.Group):
             # Before numpy, which starts threads.
             ctx.with_resource(_sigterm_held_back())
         _choose_backend()
+        _bypass_proxies_to_this_machine()
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1" if cmd_name in _LOGGING else "2")
         with missing_extras_reported():
             module = importlib.import_module(f"understudy.cli.{cmd_name}")
@@ -106,6 +109,13 @@ def _choose_backend() -> None:
     if chosen != "tensorflow":
         click.echo(f"KERAS_BACKEND={chosen} does not count here: all models run on TensorFlow", err=True)
     os.environ["KERAS_BACKEND"] = "tensorflow"
+
+
+def _bypass_proxies_to_this_machine() -> None:
+    """Have gRPC and HTTP, here and in the processes that are started, reach this machine without the user's proxy."""
+    excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if excepted != "*":
+        os.environ["no_proxy"] = ",".join(filter(None, dict.fromkeys([*excepted.split(","), *_THIS_MACHINE])))
 
 
 @contextmanager

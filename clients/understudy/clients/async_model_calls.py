@@ -21,7 +21,7 @@ from understudy.clients.evaluation_types import (
     ExampleKind,
     ExampleList,
 )
-from understudy.clients.token import BearerToken, plaintext_options
+from understudy.clients.token import BearerToken, check_plaintext
 from understudy.clients.types import Checkpoint, FleetStatus, ModelMetadata, ModelStatus, Promotion, Version
 from understudy.v1 import (
     evaluation_pb2_grpc,
@@ -58,7 +58,7 @@ class AsyncModelCalls:
     ) -> None:
         own_token = None if token is None and token_file is None else BearerToken(token, token_file)
         if own_token is not None and credentials is None:
-            options = [*plaintext_options(targets, leaves_machine=token_without_tls), *options]
+            check_plaintext(targets, leaves_machine=token_without_tls)
         self._defaults = CallDefaults(
             timeout_seconds=timeout_seconds,
             stream_timeout_seconds=stream_timeout_seconds,
@@ -69,7 +69,7 @@ class AsyncModelCalls:
         self._requests = requests.Requests(model_name=model_name)
         self._known_names = requests.KnownNames()
         self._closed = False
-        target, all_options = channel_target(targets), channel_options(max_message_bytes, options)
+        target, all_options = channel_target(targets), channel_options(targets, max_message_bytes, options)
         self._channel = (
             aio.insecure_channel(target, all_options, interceptors=interceptors)
             if credentials is None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Sequence
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:  # generic in the stubs only
@@ -52,6 +54,10 @@ _KEEPALIVE_SECONDS: Final = 30
 _KEEPALIVE_TIMEOUT_SECONDS: Final = 10
 _RECONNECT_SECONDS: Final = 5
 
+_LOCAL_SCHEMES: Final = ("unix:", "unix-abstract:")
+_ADDRESSES: Final = re.compile(r"(?:ipv4:|ipv6:|dns:(?:///)?)?(?P<addresses>[^/]+)")
+_WITH_PORT: Final = re.compile(r"(?P<host>\[.*\]|[^:]*):\d+")
+
 
 def service_config() -> str:
     """Return the service config as JSON: retry where that is safe, and balance targets round-robin."""
@@ -65,9 +71,15 @@ def service_config() -> str:
     return json.dumps(config)
 
 
-def channel_options(max_message_bytes: int, own: Sequence[Option]) -> list[Option]:
-    """Return the options of a channel for messages up to this size; the caller's own replace ours of the same name."""
+def channel_options(targets: str | Sequence[str], max_message_bytes: int, own: Sequence[Option]) -> list[Option]:
+    """Return the options of a channel to these targets, for messages up to this size.
+
+    The caller's own replace ours of the same name. Targets on this machine are not called through a proxy, whatever the
+    environment says.
+    """
+    several = [targets] if isinstance(targets, str) else targets
     ours: list[Option] = [
+        *([("grpc.enable_http_proxy", 0)] if all(map(is_on_this_machine, several)) else []),
         ("grpc.service_config", service_config()),
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.max_send_message_length", max_message_bytes),
@@ -99,6 +111,23 @@ def channel_target(targets: str | Sequence[str]) -> str:
         if all(addresses):
             return f"{scheme}:{','.join(map(str, addresses))}"
     raise ValueError(f"not all of {', '.join(several)} can be looked up as addresses of one family, IPv4 or IPv6")
+
+
+def is_on_this_machine(target: str) -> bool:
+    """Return whether all addresses of a gRPC target are loopback addresses or Unix sockets, as text."""
+    if target.startswith(_LOCAL_SCHEMES):
+        return True
+    found = _ADDRESSES.fullmatch(target)
+    return found is not None and all(_is_loopback(address) for address in found["addresses"].split(","))
+
+
+def _is_loopback(address: str) -> bool:
+    found = _WITH_PORT.fullmatch(address)
+    host = (address if found is None else found["host"]).strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _host_and_port(target: str) -> tuple[str, int]:

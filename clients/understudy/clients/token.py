@@ -6,18 +6,14 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from understudy.clients.channel import Option
+from understudy.clients.channel import is_on_this_machine
 
 AUTHORIZATION: Final = "authorization"
 
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
-_LOCAL_SCHEMES: Final = ("unix:", "unix-abstract:")
-_ADDRESSES: Final = re.compile(r"(?:ipv4:|ipv6:|dns:(?:///)?)?(?P<addresses>[^/]+)")
-_WITH_PORT: Final = re.compile(r"(?P<host>\[.*\]|[^:]*):\d+")
 
 _Stamp = tuple[int, ...]
 
@@ -57,8 +53,8 @@ class BearerToken:
         return self._read[1]
 
 
-def plaintext_options(targets: str | Sequence[str], *, leaves_machine: bool) -> list[Option]:
-    """Return the options of a channel that sends a token without TLS.
+def check_plaintext(targets: str | Sequence[str], *, leaves_machine: bool) -> None:
+    """Check that a client without TLS may send a token.
 
     Args:
         targets: What the client calls.
@@ -67,32 +63,12 @@ def plaintext_options(targets: str | Sequence[str], *, leaves_machine: bool) -> 
     Raises:
         TokenError: It may not, and a target is not on this machine.
     """
-    if leaves_machine:
-        return []
     for target in [targets] if isinstance(targets, str) else targets:
-        if not is_on_this_machine(target):
+        if not (leaves_machine or is_on_this_machine(target)):
             raise TokenError(
                 f"the token would be sent to {target} without TLS; give credentials= (--tls-ca), or "
                 "token_without_tls=True (--token-without-tls) where the network between is trusted"
             )
-    return [("grpc.enable_http_proxy", 0)]  # a proxy is another machine
-
-
-def is_on_this_machine(target: str) -> bool:
-    """Return whether all addresses of a gRPC target are loopback addresses or Unix sockets, as text."""
-    if target.startswith(_LOCAL_SCHEMES):
-        return True
-    found = _ADDRESSES.fullmatch(target)
-    return found is not None and all(_is_loopback(address) for address in found["addresses"].split(","))
-
-
-def _is_loopback(address: str) -> bool:
-    found = _WITH_PORT.fullmatch(address)
-    host = (address if found is None else found["host"]).strip("[]")
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _read(file: Path) -> tuple[_Stamp, str]:

@@ -7,6 +7,7 @@ like this one, or the TensorFlow server of a peer that is further ahead.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,18 @@ from understudy.trainer.trainer_errors import ClusterError, ClusterTimeoutError
 _PAUSE_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
 _CALLS_AT_ONCE = 32
+_NOT_PROXIED = "no_grpc_proxy"
+"""The variable with the hosts that gRPC calls directly. Without it gRPC takes ``no_proxy``."""
+
+
+def bypass_proxies(task: ClusterTask) -> None:
+    """Have TensorFlow call the tasks of a cluster directly, also where the environment names a proxy.
+
+    Otherwise gRPC would ask the proxy for a tunnel to each task, and try for ever if it gets none.
+    """
+    hosts = [_split(address)[0] for addresses in task.cluster.values() for address in addresses]
+    excepted = os.environ.get(_NOT_PROXIED) or os.environ.get("no_proxy", "")
+    os.environ[_NOT_PROXIED] = ",".join(filter(None, dict.fromkeys([*excepted.split(","), *hosts])))
 
 
 def wait_for_peers(

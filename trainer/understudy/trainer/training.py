@@ -26,6 +26,7 @@ from understudy.trainer.parameter_server.servers import serve_until_done
 from understudy.trainer.preemption import PreemptionWatch
 from understudy.trainer.progress import ProgressReporter, SilentReporter, TrainingPlan
 from understudy.trainer.progress_meter import InputWatch, ProgressMeter
+from understudy.trainer.rendezvous import bypass_proxies
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import read_snapshot
 from understudy.trainer.stopping import EarlyStop
@@ -81,6 +82,8 @@ def train(
     """
     environ = os.environ if environ is None else environ
     task = training_task(settings, environ)
+    if task is not None:
+        bypass_proxies(task)
     if task is not None and settings.strategy == "parameter_server" and not task.is_chief:
         step = serve_until_done(task, settings)
         on_end()
