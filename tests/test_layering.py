@@ -55,11 +55,11 @@ MAY_NOT_IMPORT: Mapping[str, frozenset[str]] = {
 }
 """Libraries that a layer is kept free of."""
 
-FRONT_END = frozenset({"calls", "front_end", "listening_settings", "service_errors", "settings", "tls"})
+FRONT_END = frozenset({"addresses", "calls", "front_end", "listening_settings", "service_errors", "settings", "tls"})
 """What a front end of the service may import."""
 
 ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
-    "callers": frozenset({"calls", "service_errors", "tls"}),
+    "callers": frozenset({"addresses", "calls", "service_errors", "tls"}),
     "calls": frozenset(),
     "handlers": frozenset({"calls", "served_model", "readiness"}),
     "fleet": frozenset({"calls", "readiness", "served_model", "service_errors"}),
@@ -68,7 +68,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "tracing": frozenset({"calls", "sample_gaps", "service_errors"}),
     "events": frozenset({"service_errors", "settings"}),
     "exporters": frozenset({"events"}),
-    "rest": frozenset({"calls", "handlers", "readiness", "served_model"}),
+    "rest": frozenset({"addresses", "calls", "handlers", "readiness", "served_model"}),
     "page": frozenset({"calls", "live_numbers", "figures", "fleet", "readiness", "rest", "served_model"}),
     "grpcio": FRONT_END,
     "envoy": FRONT_END | {"logging", "readiness"},

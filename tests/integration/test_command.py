@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_dataset
 from testkit.front_ends import FRONT_ENDS, needs_envoy
 from testkit.in_process import until
+from testkit.ports import HAS_IPV6
 from testkit.preloading import preloaded
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.cli.main import main
@@ -111,9 +114,11 @@ def test_a_folder_of_plain_keras_files_is_served_and_scored_and_sigterm_loses_no
     arrays = write_dataset(tmp_path / "test.npz", best_step=3)
     process = start(
         *("--checkpoints", tmp_path / "saved", "--eval-data", f"test={tmp_path / 'test.npz'}"),
-        *("--logical-cpus", "2", "--max-batch-delay-ms", "700"),
+        *("--logical-cpus", "2", "--max-batch-delay-ms", "700", "--host", "::1" if HAS_IPV6 else "127.0.0.1"),
     )
-    target = process.wait_for("READY")[1]
+    target, page = process.wait_for("READY").group(1, 2)
+    with urllib.request.urlopen(f"http://{page}/readyz", timeout=START_SECONDS) as response:
+        assert response.status == http.HTTPStatus.OK
     trained = keras.models.load_model(tmp_path / "saved" / "epoch-2.keras")
     expected = trained.evaluate(arrays["x"], arrays["y"], batch_size=len(arrays["x"]), verbose=0, return_dict=True)
     with Client(target) as client, ThreadPoolExecutor(8) as pool:

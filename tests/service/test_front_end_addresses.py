@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
 import pytest
 
+from testkit.ports import IPV6_LOOPBACK
+from understudy.service.addresses import host_and_port
 from understudy.service.front_end import reserve, write_address_file
 from understudy.service.service_errors import PortInUseError, SettingsError
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", IPV6_LOOPBACK])
 def test_a_free_port_is_kept_from_others(host: str) -> None:
     with reserve(host, 0) as reserved:
         port = reserved.getsockname()[1]
         assert port != 0
-        with pytest.raises(PortInUseError, match=f"{host}:{port}.*--grpc-port"):
+        with pytest.raises(PortInUseError, match=f"{re.escape(host_and_port(host, port))}.*--grpc-port"):
             reserve(host, port)
 
 

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from testkit.certificates import SECONDS, Credentials, replace
+from understudy.service.addresses import is_loopback
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.grpcio.grpc_server import server_of
@@ -26,7 +27,7 @@ from understudy.service.readiness import Readiness
 from understudy.service.service_errors import SettingsError
 from understudy.service.services import health_service
 from understudy.service.settings import ServeSettings
-from understudy.service.tls import Certificates, ServerCertificates, TlsFiles, certificate_names, is_loopback
+from understudy.service.tls import Certificates, ServerCertificates, TlsFiles, certificate_names
 
 RUN = Path("run")
 FILE = Path("file.pem")

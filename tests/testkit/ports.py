@@ -1,4 +1,4 @@
-"""Ports for servers that must keep theirs over a restart, and a proxy that does not answer."""
+"""Ports for servers that must keep theirs over a restart, a proxy that does not answer, and IPv6."""
 
 from __future__ import annotations
 
@@ -8,9 +8,22 @@ import random
 import socket
 from pathlib import Path
 
+import pytest
+
 _NOBODY = "http://127.0.0.1:9"
 BEHIND_A_PROXY = {"http_proxy": _NOBODY, "https_proxy": _NOBODY, "no_proxy": ""}
 """The environment of a user whose programs reach other networks through a proxy; this one is down."""
+
+
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+HAS_IPV6 = _has_ipv6()
+"""Whether this machine can call itself by ``::1``; many containers cannot."""
+IPV6_LOOPBACK = pytest.param("::1", marks=pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6"))
 
 _FIRST = 20_000
 _RANGE_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")

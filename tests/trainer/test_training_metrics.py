@@ -9,13 +9,13 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from testkit.ports import free_ports
+from testkit.ports import IPV6_LOOPBACK, free_ports
 from understudy.trainer.training_metrics import MAX_CONNECTIONS, TrainingMetrics
 
 SECONDS = 30
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", IPV6_LOOPBACK, "localhost"])
 def test_silent_connections_take_neither_the_files_of_the_training_nor_the_place_of_a_scrape(host: str) -> None:
     (port,) = free_ports(1)
     before = threading.active_count()

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+from understudy.service.addresses import bare_host
 from understudy.service.calls.methods import CoalescingOptions
 from understudy.service.calls.served_call import ServedMethods
 from understudy.service.service_errors import SettingsError, grpc_port_in_use
@@ -120,7 +121,9 @@ def reserve(host: str, port: int) -> socket.socket:
         PortInUseError: The port is not available.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            bare_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         with socket.socket(family) as probe:  # without SO_REUSEPORT, to detect another listener
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from understudy.service.addresses import host_and_port
 from understudy.service.calls.audit import audit_refused_request
 from understudy.service.calls.caller import host_name, is_direct
 from understudy.service.calls.served_call import check_headers
@@ -147,7 +148,7 @@ def probes_only(app: ASGIApp) -> ASGIApp:
 def _forbidden(scope: Scope, message: str) -> JSONResponse:
     """Return the response to a request that may not be made, and write its line in the audit log."""
     host, port = scope["client"] or ("", 0)
-    audit_refused_request(f"{host}:{port}", scope["path"], message)
+    audit_refused_request(host_and_port(host, port), scope["path"], message)
     return JSONResponse({"error": message}, status_code=403)
 
 

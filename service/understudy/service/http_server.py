@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from understudy.service.addresses import bare_host, host_and_port
 from understudy.service.calls.served_call import MAX_HEADER_BYTES
 from understudy.service.http_app import (
     BAD_REQUEST,
@@ -307,10 +308,10 @@ def bind(host: str, port: int) -> socket.socket:
         PortInUseError: The port is not available.
     """
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
+        bare = bare_host(host)
+        return socket.create_server((bare, port), family=socket.AF_INET6 if ":" in bare else socket.AF_INET)
     except OSError as error:
         raise PortInUseError(
-            f"cannot listen for HTTP on {host}:{port}: {error.strerror or error}; choose another with --http-port or "
-            "--host, or let --http-port 0 take a free one"
+            f"cannot listen for HTTP on {host_and_port(host, port)}: {error.strerror or error}; choose another with "
+            "--http-port or --host, or let --http-port 0 take a free one"
         ) from error

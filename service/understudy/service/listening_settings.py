@@ -7,8 +7,9 @@ import resource
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from understudy.service.addresses import is_loopback
 from understudy.service.service_errors import SettingsError, check_range
-from understudy.service.tls import TlsFiles, is_loopback
+from understudy.service.tls import TlsFiles
 
 _ROOT_PATH = re.compile(r"(/(?!\.)[A-Za-z0-9._~-]+)*")
 _LARGEST_PORT = 65535

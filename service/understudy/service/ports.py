@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from understudy.service.addresses import host_and_port
 from understudy.service.calls.served_call import ServedMethods
 from understudy.service.front_end import FrontEnd, write_address_file
 from understudy.service.http_app import ReplaceableApp, build_app
@@ -63,7 +64,10 @@ class Ports:
         self.grpc = front_end.bind(settings.host, settings.grpc_port)
         self._listener = stack.enter_context(bind(settings.host, settings.http_port))
         self._certificates = certificates
-        self.addresses = f"grpc={settings.host}:{self.grpc} http={settings.host}:{self._listener.getsockname()[1]}"
+        http_port = self._listener.getsockname()[1]
+        self.addresses = (
+            f"grpc={host_and_port(settings.host, self.grpc)} http={host_and_port(settings.host, http_port)}"
+        )
 
     async def serve(self, stack: AsyncExitStack, methods: ServedMethods, routes: Sequence[Route] = ()) -> None:
         """Serve these methods and routes until the stack is closed; called again, serve others from now on.

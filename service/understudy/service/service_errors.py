@@ -8,6 +8,8 @@ ServiceError
 
 from __future__ import annotations
 
+from understudy.service.addresses import host_and_port
+
 
 class ServiceError(Exception):
     """The base class of errors that keep the service from starting. The text is for the operator."""
@@ -28,8 +30,8 @@ class FrontEndError(ServiceError):
 def grpc_port_in_use(host: str, port: int) -> PortInUseError:
     """Return the error for a gRPC port that is not available."""
     return PortInUseError(
-        f"cannot listen for gRPC on {host}:{port}: the port is taken or the address is not this machine's; "
-        "choose another with --grpc-port or --host, or let --grpc-port 0 take a free one"
+        f"cannot listen for gRPC on {host_and_port(host, port)}: the port is taken or the address is not this "
+        "machine's; choose another with --grpc-port or --host, or let --grpc-port 0 take a free one"
     )
 
 

@@ -6,7 +6,6 @@ import functools
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 
 import structlog
@@ -163,14 +162,6 @@ def certificate_names(certificate: bytes) -> tuple[str, ...]:
         return ()
     uris = alternative.get_values_for_type(x509.UniformResourceIdentifier)
     return tuple(dict.fromkeys([*uris, *alternative.get_values_for_type(x509.DNSName), *names]))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the address: 127.0.0.0/8, ::1 and localhost."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def file_stamp(file: Path) -> tuple[int, ...] | None:

@@ -31,9 +31,9 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from understudy.service.addresses import is_loopback
 from understudy.service.calls.caller import Caller, Group, Limits
 from understudy.service.service_errors import SettingsError
-from understudy.service.tls import is_loopback
 
 _PREFIX: Final = "understudy_"
 """Lets scanners of repositories recognize a token."""

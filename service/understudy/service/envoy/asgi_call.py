@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
+from understudy.service.addresses import host_and_port
 from understudy.service.calls.call_limits import DisconnectMonitor, WatchedCall
 from understudy.service.calls.compression import MessageTooLargeError
 from understudy.service.calls.served_call import check_headers
@@ -91,7 +92,7 @@ class AsgiCall(WatchedCall):
     def peer(self) -> str:
         """See `Call`."""
         host, port = self._scope.get("client") or ("", 0)
-        return f"{host}:{port}"
+        return host_and_port(host, port)
 
     def certificate_names(self) -> Sequence[str]:
         """See `Call`. Envoy itself sets the header, and removes one that a caller sends."""

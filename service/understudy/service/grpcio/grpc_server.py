@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import grpc
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.addresses import host_and_port
 from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.methods import CoalescingOptions, RpcType
 from understudy.service.calls.served_call import (
@@ -109,7 +110,7 @@ class GrpcServer:
             port = reserved.getsockname()[1]
             try:
                 for server in self._servers:
-                    self._listen(server, f"{_bracketed(host)}:{port}")
+                    self._listen(server, host_and_port(host, port))
             except RuntimeError as error:
                 raise grpc_port_in_use(host, port) from error
         return port
@@ -182,10 +183,6 @@ def _configuration(certificates: Certificates) -> grpc.ServerCertificateConfigur
     return grpc.ssl_server_certificate_configuration(
         [(certificates.key, certificates.certificate)], root_certificates=certificates.client_ca
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 if TYPE_CHECKING:  # generic in the stubs only

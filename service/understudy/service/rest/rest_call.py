@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.service.addresses import host_and_port
 from understudy.service.calls.call_limits import BodyBudget, BodyReservation, DisconnectMonitor, WatchedCall
 from understudy.service.calls.compression import decompressed
 from understudy.service.calls.parsing import joined
@@ -150,7 +151,7 @@ class RestCall(WatchedCall):
     def peer(self) -> str:
         """See `Call`."""
         client = self.request.client
-        return "" if client is None else f"{client.host}:{client.port}"
+        return "" if client is None else host_and_port(client.host, client.port)
 
     def certificate_names(self) -> Sequence[str]:
         """See `Call`."""
