@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,14 @@ def test_health_is_the_exit_status(run: Run, peer: Peer) -> None:
     assert (healthy.exit_code, healthy.stdout) == (0, "SERVING\n")
     assert (unhealthy.exit_code, unhealthy.stdout) == (1, "NOT_SERVING\n")
     assert unknown.exit_code == 1
+
+
+def test_an_answer_that_cannot_be_written_is_said_in_one_line(peer: Peer) -> None:
+    command = [sys.executable, "-m", "understudy.cli", "health", "--target", peer.target]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, ended.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
 
 
 def test_health_asks_the_server_that_wrote_the_address_file(peer: Peer, tmp_path: Path) -> None:

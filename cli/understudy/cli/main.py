@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import signal
@@ -12,7 +13,7 @@ from typing import Final
 
 import click
 
-from understudy.cli.command_errors import INTERRUPTED, missing_extras_reported
+from understudy.cli.command_errors import INTERRUPTED, CommandError, missing_extras_reported
 
 _COMMANDS: Final = {
     "train": "Train an experiment and publish its checkpoints.",
@@ -47,6 +48,8 @@ _TRAINING: Final = ("train", "run")
 
 _LOGGING: Final = ("train", "serve", "run", "demo")
 """These show TensorFlow's warnings and errors, such as why it skips a GPU; the others only its errors."""
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 _THIS_MACHINE: Final = ("localhost", "127.0.0.1", "::1")
 
@@ -94,10 +97,14 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; report the extra to install if it needs one, and that it was interrupted."""
+        """Run the command; report the extra to install if it needs one, a full disk, and that it was interrupted."""
         try:
             with missing_extras_reported():
                 return super().invoke(ctx)
+        except OSError as error:
+            if error.errno not in _FULL or error.filename is not None:
+                raise
+            raise CommandError(f"the output cannot be written: {error.strerror}") from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
