@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 LISTS = sorted((ROOT / "requirements").glob("*.txt"))
@@ -84,7 +85,14 @@ def test_the_lists_hold_what_pyproject_asks_for() -> None:
     for name, requirements in wanted.items():
         missing = names(requirements) - pinned(ROOT / "requirements" / f"{name}.txt").keys()
         assert not missing, f"run `make lock`: {name} lacks {missing}"
-    assert "tensorflow" not in pinned(ROOT / "requirements" / "image-cpu.txt")
+
+
+@pytest.mark.parametrize(("machine", "build"), [("x86_64", "tensorflow-cpu"), ("aarch64", "tensorflow")])
+def test_the_image_for_cpus_has_one_build_of_tensorflow_on_every_machine(machine: str, build: str) -> None:
+    lines = (ROOT / "requirements" / "image-cpu.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line.removesuffix(" \\")) for line in lines if line.startswith("tensorflow")]
+    installed = [pin.name for pin in pins if pin.marker is None or pin.marker.evaluate({"platform_machine": machine})]
+    assert [name for name in installed if name != "tensorflow-serving-api"] == [build]
 
 
 def test_the_base_of_the_image_is_pinned_to_the_digest_of_its_tag(tmp_path: Path) -> None:

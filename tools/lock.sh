@@ -20,10 +20,12 @@ sed -n '/^requires = \[/,/^\]/s/^ *"\([^"]*\)".*/\1/p' pyproject.toml | cat - <(
 lock development 3.11 pyproject.toml --extra server --extra fast --extra otel --extra examples --extra dev
 lock docs 3.11.5 pyproject.toml --extra docs # pymdown-extensions needs a patch release
 words pip-audit cyclonedx-bom | lock audit 3.11 -
-# The image's, with either build of TensorFlow. tensorflow-serving-api requires the other one by name.
+# The image's, with either build of TensorFlow. tensorflow-cpu exists for x86-64 only; elsewhere `tensorflow` has no CUDA.
+# tensorflow-serving-api requires `tensorflow` by name everywhere.
 tensorflow='>=2.21,<2.22'
 image() { lock "image-$1" 3.11 pyproject.toml - --extra server-base --extra examples --extra otel --extra s3 --extra gcs "${@:2}"; }
-words "tensorflow-cpu$tensorflow" "tensorflow-serving-api$tensorflow" | image cpu --no-emit-package tensorflow
+words "tensorflow-cpu$tensorflow; platform_machine == 'x86_64'" "tensorflow-serving-api$tensorflow" | image cpu
+sed -i "s/^tensorflow==[0-9.]*/& ; platform_machine != 'x86_64'/" requirements/image-cpu.txt
 words "tensorflow[and-cuda]$tensorflow" "tensorflow-serving-api$tensorflow" | image cuda
 # What the image has besides for a cluster. Its other packages have the same versions in all lists, by constraints.txt.
 lock cluster-ray 3.11 pyproject.toml --extra ray
