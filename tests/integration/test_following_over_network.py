@@ -217,7 +217,7 @@ def test_a_server_may_follow_one_that_follows_or_the_evaluator_whichever_is_ther
     evaluator = evaluate(settings=own_port, version_policy=10)
     evaluator.client().promote(30)
     until(serves(client, 30))
-    assert fleet(between.client())["leaf"].current
+    until(lambda: fleet(between.client())["leaf"].current)  # once it has told what it serves
 
 
 def test_a_checkpoint_that_the_trainer_has_deleted_comes_from_the_evaluator(
