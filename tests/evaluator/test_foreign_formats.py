@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from click.testing import CliRunner, Result
 
 from testkit.real_run import WAIT_SECONDS, Told, outcomes, wait_for_records
@@ -94,6 +95,29 @@ def save_ckpt_n(model: Any, folder: Path, step: int) -> None:
     tf.saved_model.save(model, str(folder / f"ckpt-{step}"))
 
 
+def of_keras_2(model: Any, step: int) -> Any:
+    """Return the model as a script with Keras 2 would have it."""
+    x = tf_keras.Input((4,), name="x")
+    h = tf_keras.layers.BatchNormalization()(tf_keras.layers.Dense(8, activation="relu")(x))
+    y = tf_keras.layers.Dense(2)(tf_keras.layers.Dropout(0.3)(h))
+    same = tf_keras.Model(x, y)
+    for own, other in zip(same.layers, model.layers, strict=True):
+        own.set_weights(other.get_weights())
+    same.compile("adam", tf_keras.losses.Huber(), metrics=[tf_keras.metrics.MeanAbsoluteError(name="mae")])
+    same.optimizer.build(same.trainable_variables)
+    same.optimizer.iterations.assign(step)
+    return same
+
+
+def save_keras_of_keras_2(model: Any, folder: Path, step: int) -> None:
+    of_keras_2(model, step).save(folder / f"model-{step}.keras")
+
+
+def save_h5_of_keras_2(model: Any, folder: Path, step: int) -> None:
+    with pytest.warns(UserWarning, match="HDF5"):
+        of_keras_2(model, step).save(folder / f"model-{step}.h5")
+
+
 COMPILED: dict[str, Save] = {
     "keras": save_keras,
     "weights.h5": save_weights,
@@ -101,6 +125,8 @@ COMPILED: dict[str, Save] = {
     "CheckpointManager": save_managed,
     "Checkpoint of the model": save_model_itself,
     "Checkpoint under another name": save_under_another_name,
+    "keras of Keras 2": save_keras_of_keras_2,
+    "h5 of Keras 2": save_h5_of_keras_2,
 }
 SAVED_MODELS: dict[str, Save] = {"numbered": save_numbered, "ckpt-N": save_ckpt_n}
 

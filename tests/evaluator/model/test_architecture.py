@@ -14,7 +14,7 @@ from keras import layers
 from testkit import more_sample_models
 from understudy.checkpoints import ModelKind
 from understudy.evaluator.model.loaders import loader_for
-from understudy.evaluator.model.loaders.keras_files import read_compile_config
+from understudy.evaluator.model.loaders.stored_config import read_archive
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 
@@ -200,7 +200,7 @@ def test_scores_have_the_names_of_a_process_that_built_nothing_else(tmp_path: Pa
     model = net()
     model.compile("sgd", ["mse", "mse"], metrics=[[keras.metrics.AUC()], [keras.metrics.AUC(), keras.metrics.AUC()]])
 
-    first, second = read_compile_config(save(tmp_path, "model", model))["metrics"]
+    first, second = read_archive(save(tmp_path, "model", model)).compilation["metrics"]
 
     assert [metric["config"]["name"] for metric in (*first, *second)] == ["auc", "auc_1", "auc_2"]
 
@@ -213,7 +213,7 @@ def test_a_default_name_that_keras_does_not_number_stays(tmp_path: Path) -> None
         metrics=[keras.metrics.SparseCategoricalCrossentropy(), keras.metrics.AUC(), keras.metrics.AUC()],
     )
 
-    config = read_compile_config(save(tmp_path, "model", model))
+    config = read_archive(save(tmp_path, "model", model)).compilation
 
     names = [metric["config"]["name"] for metric in config["metrics"]]
     assert names == ["sparse_categorical_crossentropy", "auc", "auc_1"]

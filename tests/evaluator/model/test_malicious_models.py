@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import resource
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -64,6 +67,37 @@ def test_it_is_refused_for_what_it_is_and_leaves_no_trace(name: str, tmp_path: P
     assert not marker.exists()
     assert sorted(folder.rglob("*")) == files
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < GIBIBYTE // 1024
+
+
+def claim_keras_2(kind: ModelKind, file: Path) -> None:
+    """Have a file say that Keras 2 wrote it, so that its configuration is translated."""
+    if kind is ModelKind.HDF5:
+        with h5py.File(file, "r+") as opened:
+            opened.attrs["keras_version"] = "2.15.0"
+    else:
+        with zipfile.ZipFile(file) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        members["metadata.json"] = json.dumps({"keras_version": "2.15.0"}).encode()
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, harm in HARMS.items() if harm.kind in (ModelKind.KERAS, ModelKind.HDF5) and "MiB" not in name],
+)
+@pytest.mark.usefixtures("unchanged")
+def test_it_does_no_harm_as_a_file_of_keras_2(name: str, tmp_path: Path) -> None:
+    harm, marker = HARMS[name], tmp_path / "marker"
+    harm.write(tmp_path, marker)
+    with contextlib.suppress(OSError, RuntimeError, UnicodeError, zipfile.BadZipFile):  # damaged on purpose
+        claim_keras_2(harm.kind, tmp_path / harm.kind.file_name)
+
+    with contextlib.suppress(LoadError):
+        load(harm.kind, tmp_path)
+
+    assert not marker.exists()
 
 
 def test_a_refusal_names_the_flag(tmp_path: Path) -> None:

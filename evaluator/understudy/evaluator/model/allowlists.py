@@ -83,8 +83,13 @@ _PATHS: Final = ("vocabulary", "idf_weights")
 _LOOKUPS: Final = frozenset({"IndexLookup", "IntegerLookup", "StringLookup", "TextVectorization"})
 
 
-def check_config(config: object, file_name: str) -> None:
+def check_config(config: object, file_name: str, *, advice: str = "") -> None:
     """Check everything that a model's configuration names, including its compile configuration.
+
+    Args:
+        config: The configuration.
+        file_name: The file it is from.
+        advice: What may help, too; a sentence without a period.
 
     Raises:
         LoadError: It names something else. The text names it, and what to do.
@@ -92,7 +97,7 @@ def check_config(config: object, file_name: str) -> None:
     for node in _nodes(config):
         refusal = _refusal(node)
         if refusal is not None:
-            raise LoadError(f"{file_name} {refusal}; {_REMEDY}")
+            raise LoadError("; ".join(filter(None, (f"{file_name} {refusal}", advice, _REMEDY))))
 
 
 _TRUST: Final = "if you trust who wrote it, start the service with --allow-unsafe-models"

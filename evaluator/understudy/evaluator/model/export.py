@@ -30,6 +30,7 @@ from understudy.evaluator.evaluator_errors import (
     available_steps,
     first_line,
 )
+from understudy.evaluator.model.keras_version import is_archive_of_keras_2
 
 if TYPE_CHECKING:
     from understudy.evaluator.model.loaders import BuiltModel
@@ -107,8 +108,8 @@ class CheckpointExporter:
             step: The step.
             output: For ``keras``, a path that ends in ``.keras``, or the folder to put ``model.keras`` into; for
                 ``saved_model``, the folder that becomes the SavedModel.
-            form: ``keras`` copies a ``.keras`` file unchanged, and converts other formats that hold a Keras model,
-                without the optimizer's state; ``saved_model`` writes a model for serving systems: one signature,
+            form: ``keras`` copies a ``.keras`` file of Keras 3 unchanged, and converts other formats that hold a Keras
+                model, without the optimizer's state; ``saved_model`` writes a model for serving systems: one signature,
                 ``serving_default``, with the model's names for inputs and outputs and any batch size.
 
         Raises:
@@ -126,7 +127,7 @@ class CheckpointExporter:
         return target
 
     def _write(self, local: LocalCheckpoint, path: Path, form: ExportFormat) -> Path:
-        if form == "keras" and local.kind is ModelKind.KERAS:
+        if form == "keras" and local.kind is ModelKind.KERAS and not is_archive_of_keras_2(local.model_file):
             shutil.copyfile(local.model_file, path)
             return path
         write = _write_keras if form == "keras" else _write_saved_model

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,54 +12,28 @@ import keras
 
 from understudy.checkpoints.file_part import start_of_member
 from understudy.evaluator.evaluator_errors import LoadError, first_line
-from understudy.evaluator.model.architecture import fingerprint, renumbered_metrics
 from understudy.evaluator.model.loaders.loader import BuiltModel
+from understudy.evaluator.model.loaders.stored_config import SAVE_DIFFERENTLY, StoredConfig, read_archive, read_hdf5
 from understudy.evaluator.model.weights import assign_from_hdf5
 
-_CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
-_ASSETS = "assets/"
-_COMPILED = {
-    "loss": "keras.losses",
-    "loss_weights": "keras.losses",
-    "metrics": "keras.metrics",
-    "weighted_metrics": "keras.metrics",
-}
-"""The arguments of ``compile`` that scoring needs, and the Keras modules of the classes that they name."""
+_OF_TRAINING = ("optimizer/", "metrics/")
 
 
-def architecture_of(model_file: Path) -> str:
-    """Return a fingerprint of everything that a traced function depends on, without building the model.
-
-    If two files have equal fingerprints, the weights of one can be assigned to the variables of the other. Assets
-    (vocabularies) are part of traced functions and count.
-
-    Raises:
-        LoadError: The file is not a ``.keras`` archive.
-    """
-    return fingerprint(*_read(model_file))
-
-
-def read_compile_config(model_file: Path) -> dict[str, Any]:
-    """Return the serialized compile arguments of the model; empty if it was not compiled.
-
-    Raises:
-        LoadError: The file is not a ``.keras`` archive.
-    """
-    config, _ = _read(model_file)
-    return renumbered_metrics(config.get("compile_config") or {})
-
-
-def build_model(model_file: Path, *, safe_mode: bool) -> Any:
-    """Build the model with its weights in the current strategy's scope, not compiled; see `keras.saving.load_model`.
-
-    Raises:
-        LoadError: The file is damaged, or Keras refuses to build the model.
-    """
+def _build(
+    model_file: Path, stored: StoredConfig, load_weights: Callable[[Any, Path], None], *, safe_mode: bool
+) -> BuiltModel:
+    if stored.is_translated and stored.assets:
+        raise LoadError(f"{model_file.name} was saved by Keras 2 and has vocabularies; {SAVE_DIFFERENTLY}")
     try:
-        return keras.saving.load_model(model_file, compile=False, safe_mode=safe_mode)
+        if stored.is_translated:
+            model = keras.saving.deserialize_keras_object(stored.model, safe_mode=safe_mode)
+            load_weights(model, model_file)
+        else:
+            model = keras.saving.load_model(model_file, compile=False, safe_mode=safe_mode)
     except Exception as error:
         raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
+    return BuiltModel(model=model, compile_config=stored.compilation)
 
 
 def assign_weights(model: Any, model_file: Path) -> None:
@@ -81,15 +55,19 @@ def assign_weights(model: Any, model_file: Path) -> None:
         raise LoadError(f"the weights of {model_file.name} cannot be assigned: {first_line(error)}") from error
 
 
-def _read(model_file: Path) -> tuple[dict[str, Any], list[tuple[str, int, int]]]:
-    try:
-        with zipfile.ZipFile(model_file) as archive:
-            config = json.loads(archive.read(_CONFIG))
-            members = archive.infolist()
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise LoadError(f"{model_file.name} is not a whole .keras file: {first_line(error)}") from error
-    assets = sorted((info.filename, info.file_size, info.CRC) for info in members if info.filename.startswith(_ASSETS))
-    return config, assets
+def _load_all_weights(model: Any, model_file: Path) -> None:
+    """Load the weights of a model of Keras 2. Keras leaves some that are missing as they are, and only warns.
+
+    Raises:
+        ValueError: The file has fewer.
+    """
+    model.load_weights(model_file)
+    found: list[str] = []
+    with zipfile.ZipFile(model_file) as archive, archive.open(_WEIGHTS) as member, h5py.File(member) as file:
+        file.visititems(lambda path, item: found.append(path) if isinstance(item, h5py.Dataset) else None)
+    count = sum(not path.startswith(_OF_TRAINING) for path in found)
+    if count < len(model.weights):
+        raise ValueError(f"it has {count} variables, and the model {len(model.weights)}; {SAVE_DIFFERENTLY}")
 
 
 class KerasLoader:
@@ -104,12 +82,11 @@ class KerasLoader:
 
     def architecture_of(self, model_file: Path) -> str:
         """See `ModelLoader`."""
-        return architecture_of(model_file)
+        return read_archive(model_file).fingerprint
 
     def build(self, model_file: Path) -> BuiltModel:
         """See `ModelLoader`."""
-        model = build_model(model_file, safe_mode=self._safe_mode)
-        return BuiltModel(model=model, compile_config=read_compile_config(model_file))
+        return _build(model_file, read_archive(model_file), _load_all_weights, safe_mode=self._safe_mode)
 
     def assign(self, model: Any, model_file: Path) -> bool:
         """See `ModelLoader`."""
@@ -129,15 +106,11 @@ class Hdf5Loader:
 
     def architecture_of(self, model_file: Path) -> str:
         """See `ModelLoader`."""
-        return fingerprint({**_attribute(model_file, "model_config"), "compile_config": _compile_config(model_file)})
+        return read_hdf5(model_file).fingerprint
 
     def build(self, model_file: Path) -> BuiltModel:
         """See `ModelLoader`."""
-        try:
-            model = keras.saving.load_model(model_file, compile=False, safe_mode=self._safe_mode)
-        except Exception as error:
-            raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
-        return BuiltModel(model=model, compile_config=_compile_config(model_file))
+        return _build(model_file, read_hdf5(model_file), keras.Model.load_weights, safe_mode=self._safe_mode)
 
     def assign(self, model: Any, model_file: Path) -> bool:
         """See `ModelLoader`."""
@@ -146,30 +119,3 @@ class Hdf5Loader:
         except Exception as error:
             raise LoadError(f"the weights of {model_file.name} cannot be assigned: {first_line(error)}") from error
         return True
-
-
-def _compile_config(model_file: Path) -> dict[str, Any]:
-    training = _attribute(model_file, "training_config")
-    if not training:
-        return {}
-    return renumbered_metrics({name: _with_module(training.get(name), module) for name, module in _COMPILED.items()})
-
-
-def _with_module(value: Any, module: str) -> Any:
-    """Add the module of its class to every serialized object, as Keras does since version 3."""
-    if isinstance(value, list):
-        return [_with_module(item, module) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "class_name" in value:
-        return {"module": module, "registered_name": value["class_name"], **value}
-    return {key: _with_module(item, module) for key, item in value.items()}
-
-
-def _attribute(model_file: Path, attribute: str) -> dict[str, Any]:
-    """Return a JSON attribute of the file; empty if there is none."""
-    try:
-        with h5py.File(model_file, "r") as file:
-            return dict(json.loads(file.attrs.get(attribute, "{}")))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{model_file.name} is not a whole .h5 file: {first_line(error)}") from error

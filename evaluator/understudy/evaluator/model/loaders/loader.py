@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import h5py
 import tensorflow as tf
 
 from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
@@ -21,6 +18,7 @@ from understudy.checkpoints.inspection import inspect_structure
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model.allowlists import check_config, check_operations
+from understudy.evaluator.model.loaders.stored_config import SAVE_DIFFERENTLY, StoredConfig, read_archive, read_hdf5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +64,6 @@ class ModelLoader(Protocol):
 
 
 _REMEMBERED = 64
-_CONFIG = "config.json"
-_CONFIG_ATTRIBUTES = ("model_config", "training_config")
 
 _EXPANSION = 4
 _SPARE_BYTES = 2**26
@@ -129,14 +125,16 @@ def _check(kind: ModelKind, model_file: Path, stamps: tuple[_Stamp, ...], allow_
 
 
 def _check_archive(model_file: Path, _: Mapping[str, Any]) -> None:
-    with zipfile.ZipFile(model_file) as archive:
-        check_config(json.loads(archive.read(_CONFIG)), model_file.name)
+    _check_stored(read_archive(model_file), model_file)
 
 
 def _check_hdf5(model_file: Path, _: Mapping[str, Any]) -> None:
-    with h5py.File(model_file, "r") as file:
-        for name in _CONFIG_ATTRIBUTES:
-            check_config(json.loads(file.attrs.get(name, "{}")), model_file.name)
+    _check_stored(read_hdf5(model_file), model_file)
+
+
+def _check_stored(stored: StoredConfig, model_file: Path) -> None:
+    advice = f"it was saved by Keras 2: {SAVE_DIFFERENTLY}" if stored.is_translated else ""
+    check_config([stored.model, stored.compilation], model_file.name, advice=advice)
 
 
 def _check_saved_model(model_file: Path, found: Mapping[str, Any]) -> None:
