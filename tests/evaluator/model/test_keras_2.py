@@ -207,6 +207,25 @@ def test_a_model_is_scored_by_its_loss_and_its_metrics(name: str, suffix: str, t
         assert built.model.evaluate(x, y, **options) == pytest.approx(expected, rel=2e-6), options
 
 
+@formats
+@pytest.mark.parametrize("given", [dict, lambda metrics: list(metrics.values())], ids=["by name", "in order"])
+def test_the_metrics_of_several_outputs_keep_their_names(
+    given: Callable[[dict[str, Any]], Any], suffix: str, tmp_path: Path
+) -> None:
+    inputs = input_of(VECTOR)
+    model = tf_keras.Model(inputs, [layers.Dense(1, name=name)(inputs) for name in ("first", "second")])
+    metrics = {"first": ["mae", METRICS.AUC(name="auc")], "second": "mse"}
+    model.compile("adam", ["mse", "mae"], metrics=given(metrics), loss_weights=[2, 0.5])
+    x, y = np.ones((4, 5), np.float32), [np.array([[0.0], [1], [1], [0]])] * 2
+    expected = model.evaluate(x, y, verbose=0, return_dict=True)
+
+    built = build(save(model, tmp_path / f"model{suffix}"))
+
+    arguments = keras.saving.deserialize_keras_object(dict(built.compile_config))
+    built.model.compile(**{**arguments, "optimizer": None})
+    assert built.model.evaluate(x, y, verbose=0, return_dict=True) == pytest.approx(expected, rel=2e-6)
+
+
 def hard_sigmoid() -> Any:
     return chain((3, 6, 6, 2), layers.ConvLSTM2D(2, 3))
 
@@ -298,7 +317,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(KEYS, VALUES))
 def test_any_configuration_is_translated_or_refused(config: dict[str, Any]) -> None:
     before = json.dumps(config)
-    for translate in (translated, translated_compilation):
+    for translate in (translated, lambda any_config: translated_compilation(any_config, any_config)):
         with contextlib.suppress(UntranslatableError):
             translate(config)
     assert json.dumps(config) == before

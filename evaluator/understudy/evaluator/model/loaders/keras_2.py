@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -59,14 +59,35 @@ def translated(model: Mapping[str, Any]) -> dict[str, Any]:
         return dict(_translated(model, ""))
 
 
-def translated_compilation(config: Mapping[str, Any]) -> dict[str, Any]:
+def translated_compilation(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of serialized arguments of ``compile`` for Keras 3, without the optimizer.
+
+    Args:
+        config: The arguments.
+        model: The serialized model.
 
     Raises:
         UntranslatableError: They are none.
     """
     with _reading():
-        return {name: _translated(config.get(name), name) for name in _SCORING}
+        found = {name: _translated(config.get(name), name) for name in _SCORING}
+        references = (model.get("config") or {}).get("output_layers") or ()
+        outputs = [reference[0] for reference in references if _is_reference(reference)]
+        for name in ("metrics", "weighted_metrics"):
+            _remove_outputs(found[name], outputs)
+        return found
+
+
+def _remove_outputs(metrics: Any, outputs: Sequence[str]) -> None:
+    """Remove the output from the names of its metrics: Keras 2 saves it with them, and Keras 3 adds it again."""
+    if isinstance(metrics, dict):
+        of_outputs = list(metrics.items())
+    else:
+        of_outputs = list(zip(outputs, metrics or (), strict=False)) if len(outputs) > 1 else []
+    for output, own in of_outputs:
+        for metric in own if isinstance(own, list) else [own]:
+            if isinstance(metric, dict) and isinstance(metric["config"].get("name"), str):
+                metric["config"]["name"] = metric["config"]["name"].removeprefix(f"{output}_")
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def _translated(
     assets: tuple[tuple[str, int, int], ...] = (),
 ) -> StoredConfig:
     try:
-        config, arguments = translated(model), translated_compilation(compilation) if compilation else {}
+        config, arguments = translated(model), translated_compilation(compilation, model) if compilation else {}
     except UntranslatableError as error:
         raise LoadError(f"{model_file.name} was saved by Keras 2, and {error}; {SAVE_DIFFERENTLY}") from error
     return StoredConfig(model=config, compilation=renumbered_metrics(arguments), assets=assets, is_translated=True)
