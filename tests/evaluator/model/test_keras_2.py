@@ -226,6 +226,45 @@ def test_the_metrics_of_several_outputs_keep_their_names(
     assert built.model.evaluate(x, y, verbose=0, return_dict=True) == pytest.approx(expected, rel=2e-6)
 
 
+def test_a_saved_model_of_several_outputs_is_scored_by_what_was_saved_beside_it(tmp_path: Path) -> None:
+    inputs = input_of(VECTOR)
+    model = tf_keras.Model(inputs, [layers.Dense(1, name=name)(inputs) for name in ("first", "second")])
+    model.compile("adam", ["mse", "mae"], metrics=[["mae", METRICS.AUC(thresholds=[0.2, 0.4], name="auc")], ["mse"]])
+    x, y = np.ones((4, 5), np.float32), [np.array([[0.0], [1], [1], [0]])] * 2
+    expected = model.evaluate(x, y, verbose=0, return_dict=True)
+    model.save(tmp_path / "model")
+
+    built = loader_for(ModelKind.SAVED_MODEL, None).build(tmp_path / "model")
+
+    arguments = keras.saving.deserialize_keras_object(dict(built.compile_config))
+    built.model.compile(**{**arguments, "optimizer": None})
+    scores = built.model.evaluate({"x": x}, dict(zip(("first", "second"), y, strict=True)), verbose=0, return_dict=True)
+    assert scores == pytest.approx(expected, rel=2e-6)
+
+
+def test_a_saved_model_is_served_without_a_score_if_its_losses_are_not_accepted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = chain(VECTOR, layers.Dense(1))
+    model.compile("adam", OwnLoss())
+    model.evaluate(np.ones((4, 5)), np.ones((4, 1)), verbose=0)
+    model.save(tmp_path / "model")
+
+    built = loader_for(ModelKind.SAVED_MODEL, None).build(tmp_path / "model")
+
+    assert not built.compile_config
+    assert "cannot be scored by the losses and metrics that were saved with it" in caplog.text
+    assert "OwnLoss" in caplog.text
+
+
+class OwnLoss(tf_keras.losses.Loss):  # type: ignore[misc]
+    """A loss that only the script knows."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Return the losses of the examples."""
+        return tf.abs(y_true - y_pred)[:, 0]
+
+
 def hard_sigmoid() -> Any:
     return chain((3, 6, 6, 2), layers.ConvLSTM2D(2, 3))
 

@@ -71,11 +71,15 @@ def translated_compilation(config: Mapping[str, Any], model: Mapping[str, Any]) 
     """
     with _reading():
         found = {name: _translated(config.get(name), name) for name in _SCORING}
-        references = (model.get("config") or {}).get("output_layers") or ()
-        outputs = [reference[0] for reference in references if _is_reference(reference)]
         for name in ("metrics", "weighted_metrics"):
-            _remove_outputs(found[name], outputs)
+            _remove_outputs(found[name], output_names(model))
         return found
+
+
+def output_names(model: Mapping[str, Any]) -> list[str]:
+    """Return the names of the outputs of a serialized functional model of Keras 2 that returns a list."""
+    references = (model.get("config") or {}).get("output_layers") or ()
+    return [reference[0] for reference in references if _is_reference(reference)]
 
 
 def _remove_outputs(metrics: Any, outputs: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,8 +16,12 @@ import tensorflow as tf
 from understudy.checkpoints.kinds import ModelKind
 from understudy.compat import parse_object_graph, parse_saved_model, uncompile
 from understudy.evaluator.evaluator_errors import LoadError, first_line
+from understudy.evaluator.model.allowlists import check_config
+from understudy.evaluator.model.loaders.keras_metadata import METADATA_FILE, read_compilation
 from understudy.evaluator.model.loaders.loader import BuiltModel
 from understudy.evaluator.model.weights import assign_from_hdf5
+
+_log = logging.getLogger(__name__)
 
 _SERVING = "serving_default"
 _INITIALIZER = "__saved_model_init_op"
@@ -27,7 +32,7 @@ _MADE_UP = re.compile(r"(?:keras_tensor|input_layer)(?:_(\d+))?")
 
 
 class SavedModelLoader:
-    """See `ModelLoader`. A SavedModel has no compile configuration.
+    """See `ModelLoader`. A SavedModel has no compile configuration, but for what Keras 2 saves beside it.
 
     Its graph holds constants (for example the statistics of a ``Normalization`` layer) that differ between checkpoints.
     Therefore each is loaded with its own graph, which requires retracing, and checkpoints have the same architecture if
@@ -40,7 +45,9 @@ class SavedModelLoader:
         signatures = _read_signatures(model_file)
         signature = signatures[_choose(signatures, model_file)]
         inputs = {name: signature.inputs[own] for own, name in _served_names(signature.inputs).items()}
-        content = [_described(inputs), _described(signature.outputs)]
+        content: list[Any] = [_described(inputs), _described(signature.outputs)]
+        if compilation := _compilation(model_file):
+            content.append(compilation)
         return hashlib.sha256(json.dumps(["SavedModel", *content]).encode()).hexdigest()
 
     def build(self, model_file: Path) -> BuiltModel:
@@ -48,7 +55,8 @@ class SavedModelLoader:
         name = _choose(_read_signatures(model_file), model_file)
         try:
             loaded = tf.saved_model.load(str(model_file))
-            return BuiltModel(model=_as_keras(loaded, loaded.signatures[name]))
+            model = _as_keras(loaded, loaded.signatures[name])
+            return BuiltModel(model=model, compile_config=_compilation(model_file))
         except LoadError:
             raise
         except Exception as error:
@@ -58,6 +66,17 @@ class SavedModelLoader:
         """See `ModelLoader`."""
         del model, model_file
         return False
+
+
+def _compilation(folder: Path) -> dict[str, Any]:
+    """Return the compile arguments that Keras 2 saved beside a SavedModel; empty if there are none that may be used."""
+    try:
+        found = read_compilation(folder)
+        check_config(found, METADATA_FILE)
+    except LoadError as error:
+        _log.warning("a SavedModel cannot be scored by the losses and metrics that were saved with it: %s", error)
+        return {}
+    return found
 
 
 class _SignatureLayer(keras.layers.Layer):
