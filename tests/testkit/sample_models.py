@@ -63,6 +63,25 @@ class Longest(keras.metrics.Metric):  # type: ignore[misc]
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
+class ErrorByName(keras.metrics.Metric):  # type: ignore[misc]
+    """Has several values by name, as `keras.Model.evaluate` accepts: of one component, and of all."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.total = self.add_weight(name="total", shape=(3,), initializer="zeros")
+        self.seen = self.add_weight(name="seen", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del sample_weight
+        self.total.assign_add(ops.sum(ops.abs(y_true - y_pred), axis=0))
+        self.seen.assign_add(ops.cast(ops.shape(y_pred)[0], "float32"))
+
+    def result(self) -> dict[str, Any]:
+        means = self.total / self.seen
+        return {"first": means[0], "components": {"each": means}}
+
+
+@keras.saving.register_keras_serializable(PACKAGE)
 class PlainVariable(keras.metrics.Metric):  # type: ignore[misc]
     """Keeps its state in a plain variable, which Keras does not track."""
 
@@ -386,7 +405,10 @@ def value_metrics() -> Any:
     model.compile(
         "sgd",
         keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
-        metrics=[metrics.R2Score(), metrics.RootMeanSquaredError(), metrics.CosineSimilarity(), Spread(name="spread")],
+        metrics=[
+            *(metrics.R2Score(), metrics.RootMeanSquaredError(), metrics.CosineSimilarity()),
+            *(Spread(name="spread"), ErrorByName()),
+        ],
         weighted_metrics=[metrics.R2Score(name="weighted_r2"), metrics.PearsonCorrelation(), "mae"],
     )
     return model

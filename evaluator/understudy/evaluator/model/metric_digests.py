@@ -45,6 +45,15 @@ def is_loss(metric: Any, loss: str) -> bool:
     return type(metric) is keras.metrics.Mean and metric.name.endswith(loss)
 
 
+def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a result by name, those of metrics with several values by their own names, as Keras does."""
+    for name, value in sorted(values.items()):
+        if isinstance(value, Mapping):
+            yield from flattened(value)
+        else:
+            yield name, value
+
+
 def named_metrics(metrics: Iterable[Any], compiled: Any) -> Iterator[tuple[str, Any]]:
     """Yield metrics with the names that they have in a result. Call it in a scope in which they have a state.
 
@@ -56,11 +65,10 @@ def named_metrics(metrics: Iterable[Any], compiled: Any) -> Iterator[tuple[str, 
         result = metric.result()
         if metric is compiled:  # it names its metrics after the outputs, in their order
             within = list(metric.metrics)
-            yield from zip(result, within, strict=True) if len(result) == len(within) else ()
-        elif isinstance(result, Mapping):
-            yield from ((name, metric) for name in result)
+            own = zip(result.items(), within, strict=True) if len(result) == len(within) else ()
+            yield from ((name, each) for value, each in own for name, _ in flattened(dict([value])))
         else:
-            yield metric.name, metric
+            yield from ((name, metric) for name, _ in flattened({metric.name: result}))
 
 
 def _digest(metric: Any) -> str:

@@ -21,7 +21,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.forward import StructuredCall
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.model.increments import NoIncrementsError, StateIncrements
-from understudy.evaluator.model.metric_digests import is_loss, metric_digests, named_metrics
+from understudy.evaluator.model.metric_digests import flattened, is_loss, metric_digests, named_metrics
 from understudy.evaluator.model.misfits import UNFIT, Misfits
 from understudy.evaluator.model.undefined_values import Undefined, UndefinedValues, undefined_losses
 from understudy.evaluator.types import Array
@@ -448,8 +448,10 @@ def _any_counts(*given: Any) -> Array:
 
 def _as_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
     """Read the variables that metrics may return, while the scope provides their values."""
-    plain = {name: value.value if isinstance(value, keras.Variable) else value for name, value in values.items()}
-    return {name: tf.convert_to_tensor(value) for name, value in plain.items()}
+    return {
+        name: tf.convert_to_tensor(value.value if isinstance(value, keras.Variable) else value)
+        for name, value in flattened(values)
+    }
 
 
 def _as_floats(values: Mapping[str, Any]) -> dict[str, float]:
