@@ -19,7 +19,7 @@ from understudy.cli.output import (
     print_table,
     say,
 )
-from understudy.clients import SliceScore
+from understudy.clients import Interval, SliceScore
 
 ROWS = [("120", "AVAILABLE"), ("80", "model.keras: expected [/red] bytes")]
 
@@ -54,6 +54,35 @@ def test_a_terminal_gets_a_table_with_every_character(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "doubler"
     assert "│ 80   │ model.keras: expected [/red] bytes │" in lines
+
+
+def test_a_narrow_terminal_cuts_nothing_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("accuracy", "auc", "precision", "recall", "f1")
+    metrics = dict.fromkeys(names, 0.123456)
+    intervals = dict.fromkeys(names, Interval(low=0.1111, high=0.2222))
+    parts = [
+        SliceScore(name=f"country={'x' * 40},label={label}", examples=7, metrics=metrics, intervals=intervals, notes=())
+        for label in (0, 1)
+    ]
+
+    print_table(("slice", "loss"), [(part.name, "0.5") for part in parts])
+    print_slices(parts)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert not any("…" in line for line in lines)
+    assert sum("0.123456 [0.1111, 0.2222]" in line for line in lines) == len(parts) * len(names)
+
+
+def test_columns_line_up_below_wide_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("slice", "loss"), [("city=\u6771\u4eac", "0.5"), ("city=Oslo", "0.25")])
+
+    assert capsys.readouterr().out.splitlines() == ["slice      loss", "city=\u6771\u4eac  0.5", "city=Oslo  0.25"]
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -50,9 +51,10 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, title
     if sys.stdout.isatty():
         _print_rich(headings, rows)
         return
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    widths = _widths(headings, rows)
     for row in (headings, *rows):
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        padded = (cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(padded).rstrip())
 
 
 def print_json(value: Any) -> None:
@@ -107,29 +109,46 @@ def with_interval(value: float, interval: Any, *, sign: str = "") -> str:
 
 
 def print_slices(slices: Sequence[Any]) -> None:
-    """Show a table of `understudy.clients.SliceScore`s, if there are any."""
+    """Show a table of `understudy.clients.SliceScore`s, if there are any.
+
+    It has a column for each metric, or a row where a terminal is too narrow for that.
+    """
     if not slices:
         return
     names = ordered({name for part in slices for name in (*part.metrics, *part.undefined)})
-    rows = [
-        (
-            part.name,
-            str(part.examples),
-            *(
-                with_interval(part.metrics[name], part.intervals.get(name))
-                if name in part.metrics
-                else UNDEFINED
-                if name in part.undefined
-                else "-"
-                for name in names
-            ),
-        )
-        for part in slices
-    ]
-    print_table(("slice", "examples", *names), rows)
+    headings = ("slice", "examples", *names)
+    rows = [(part.name, str(part.examples), *(_value_of(part, name) for name in names)) for part in slices]
+    if sys.stdout.isatty() and not _fits(headings, rows):
+        headings = ("slice", "examples", "metric", "value")
+        rows = [(*row[:2], *cell) for row in rows for cell in zip(names, row[2:], strict=True)]
+    print_table(headings, rows)
     for part in slices:
         if notes := notes_of(part) if part.metrics or part.undefined else ():
             say(f"note: {part.name}: {'; '.join(notes)}")
+
+
+def _value_of(part: Any, name: str) -> str:
+    if name in part.metrics:
+        return with_interval(part.metrics[name], part.intervals.get(name))
+    return UNDEFINED if name in part.undefined else "-"
+
+
+def _fits(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether the terminal is wide enough for a table, whose columns have a border and a space on each side."""
+    return sum(width + 3 for width in _widths(headings, rows)) < shutil.get_terminal_size().columns
+
+
+def _widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(_width, column)) for column in zip(headings, *rows, strict=True)]
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -139,7 +158,7 @@ def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table()
     for heading in headings:
-        table.add_column(Text(heading))
+        table.add_column(Text(heading), overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))  # literal: a bracket in an error starts no markup
     Console().print(table)
