@@ -76,12 +76,12 @@ def logged(
     chief = Chief(run)
     for step in STEPS:
         chief.publish(step)
-    settings: dict[str, Any] = {"run_dir": run, "request_log": run / "log", "request_log_sample": 1.0}
+    log = {"request_log": run / "log", "request_log_sample": 1.0, "request_log_targets": "classes"}
+    settings: dict[str, Any] = {"run_dir": run}
     options: dict[str, Any] = {"replicas": replicas, "state_dir": run / "evaluator"}
-    with running_service(settings, {}, front_end=request.param, **options) as service:
+    with running_service(settings | log, {}, front_end=request.param, **options) as service:
         assert service.wait_ready() == STEPS[-1]
         call_every_method(service)
-    del settings["request_log"]
     settings |= {"eval_data": {"test": dataset_file}, "drift_reference": "test", "drift_sample": 1.0}
     with running_service(settings, {}, **options) as service:
         service.wait_ready()
@@ -99,7 +99,9 @@ def test_every_method_is_logged_once(logged: tuple[RunningService, Path]) -> Non
         assert np.allclose(example.answers["y"], expected)
 
 
-def test_the_log_is_a_dataset_whose_targets_are_the_answers(logged: tuple[RunningService, Path]) -> None:
+def test_the_log_is_a_dataset_whose_targets_are_the_answers_where_they_are_numbers(
+    logged: tuple[RunningService, Path],
+) -> None:
     _, folder = logged
     (batch,) = open_dataset("live", folder).batches(SIGNATURE, 100)
     assert batch.inputs["x"].shape == (sum(METHODS.values()), WIDTH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from importlib import metadata
@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 import structlog
 from prometheus_client import CollectorRegistry
 
+from understudy.evaluator.datasets.request_records import LoggedRequest
+from understudy.evaluator.evaluation.class_decisions import decisions_as_targets
 from understudy.evaluator.evaluation.drift_monitor import DriftMonitor
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.records.outbox import evaluator_id
 from understudy.evaluator.records.request_log import RequestLog
+from understudy.evaluator.types import Arrays, OutputTask
 from understudy.service.calls.caller import RefusalCounter
 from understudy.service.calls.served_call import Guard
 from understudy.service.events.deliveries import Deliveries, EventMetrics, RetryOptions
@@ -134,7 +137,9 @@ class Features:
         samples = []
         if settings.request_log_options is not None:
             counts = RequestLogMetrics(self._registry)
-            log = await self._loop.run_in_executor(self._executor, RequestLog, settings.request_log_options, counts)
+            targets_of = _decisions_by(evaluator) if settings.request_log_targets == "classes" else None
+            opening = functools.partial(RequestLog, settings.request_log_options, counts, targets_of=targets_of)
+            log = await self._loop.run_in_executor(self._executor, opening)
             samples.append(
                 TrafficSample(
                     log, share=settings.request_log_sample, dropped=counts.dropped, name="understudy-request-log"
@@ -178,3 +183,13 @@ class Features:
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
+
+
+def _decisions_by(evaluator: Evaluator) -> Callable[[LoggedRequest], Arrays]:
+    """Return a function that says what the version that answered a request decided, as targets of its outputs."""
+
+    @functools.lru_cache(maxsize=4)
+    def tasks_of(step: int) -> Mapping[str, OutputTask]:
+        return evaluator.metadata(step).output_tasks
+
+    return lambda request: decisions_as_targets(tasks_of(request.step), request.outputs)

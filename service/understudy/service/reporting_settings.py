@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from understudy.evaluator.datasets.request_records import LoggedTargets
 from understudy.evaluator.evaluation.drift_monitor import DRIFT_FILE, DriftOptions
 from understudy.evaluator.records.events import EventType
 from understudy.evaluator.records.request_log import RequestLogOptions
@@ -54,11 +54,11 @@ class ReportingSettings:
             "metavar": "NAMES",
         },
     )
-    request_log_targets: LoggedTargets = field(
+    request_log_targets: Literal["answers", "classes"] = field(
         default="answers",
         metadata={
-            "help": "What an evaluation on the files takes as targets: the answers, or the class with the largest "
-            "value of each answer, for a loss on class numbers.",
+            "help": "What an evaluation on the files takes as targets: the answers, or what they decide: the class of "
+            "an output with classes, for a loss on class numbers, and which labels hold, 0 or 1, of one with labels.",
             "choices": ("answers", "classes"),
         },
     )
@@ -205,7 +205,6 @@ class ReportingSettings:
             max_bytes=int(self.request_log_mib * 1024 * 1024),
             max_age_seconds=self.request_log_hours * _HOUR_SECONDS,
             redact=self.request_log_redact,
-            targets=self.request_log_targets,
         )
 
     def drift_options(self, state_dir: Path) -> DriftOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from understudy.evaluator.evaluation.class_decisions import predicted_classes
+from understudy.evaluator.evaluation.class_decisions import decisions_as_targets, predicted_classes
 from understudy.evaluator.types import OutputTask, ScoreKind, TaskKind
 
 SCORES = np.array([[-0.2], [0.3], [0.7]], np.float32)
@@ -50,3 +50,26 @@ def test_an_example_of_which_several_things_are_decided_or_none_has_no_class(
     kind: TaskKind, shape: tuple[int, ...]
 ) -> None:
     assert predicted_classes(OutputTask(kind=kind, scores="probabilities"), np.zeros(shape)) is None
+
+
+def test_decisions_are_targets_of_the_kind_that_the_loss_takes() -> None:
+    tasks = {
+        "class": OutputTask(kind="sparse", scores="probabilities"),
+        "odds": OutputTask(kind="binary", scores="probabilities"),
+        "tags": OutputTask(kind="multilabel", scores="logits"),
+        "numbers": OutputTask(kind="regression"),
+    }
+    tags = np.array([[-1.0, 2.0, 3.0]], np.float32)
+    outputs = {
+        "class": np.array([[0.1, 0.9]], np.float32),
+        "odds": np.array([[0.6]], np.float32),
+        "tags": tags,
+        "numbers": tags,
+        "unknown tags": np.array([[0.75, 0.5, 0.875]], np.float32),
+        "unknown": np.array([[0.6]], np.float32),
+    }
+
+    found = {name: values.tolist() for name, values in decisions_as_targets(tasks, outputs).items()}
+
+    decided = {"class": [1], "odds": [[1]], "tags": [[0, 1, 1]], "unknown tags": [[1, 0, 1]]}
+    assert found == {**decided, "numbers": tags.tolist(), "unknown": outputs["unknown"].tolist()}

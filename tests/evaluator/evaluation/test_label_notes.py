@@ -27,7 +27,12 @@ def notes_of(*batches: dict[str, list[float]]) -> tuple[str, ...]:
 
 def test_nothing_is_noted_about_labels_that_a_loss_takes() -> None:
     assert notes_of({"odds": [1, 1], "side": [-1, 1], "value": [7, 7]}, {"odds": [0, 0], "side": [1, 1]}) == ()
-    assert notes_of({"odds": [0.2, 0.9]}) == ()
+
+
+def test_labels_between_0_and_1_are_counted_as_most_metrics_are_not_for_them() -> None:
+    told = "between 0 and 1; accuracy, precision, recall and AUC are for labels of 0 and 1"
+    assert notes_of({"odds": [0.2, 1]}, {"odds": [0.9, 0.1]}) == (f"3 labels of 'odds' are {told}",)
+    assert notes_of({"odds": [0.2, 1], "value": [0.5, 0.5]}) == (f"1 label of 'odds' is {told}",)
 
 
 @pytest.mark.parametrize(("labels", "limits"), [([0, 7], "0 to 7"), ([-1, 1], "-1 to 1")])

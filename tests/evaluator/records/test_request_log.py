@@ -24,6 +24,7 @@ from understudy.evaluator.datasets.request_records import LoggedExample, LoggedR
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.records import request_log
 from understudy.evaluator.records.request_log import RequestLog, RequestLogOptions
+from understudy.evaluator.types import Arrays
 
 MIB = 1024 * 1024
 HOUR_SECONDS = 3600
@@ -50,6 +51,10 @@ def request_of(value: float, *, examples: int = 2, **more: Any) -> LoggedRequest
     )
 
 
+def classes(request: LoggedRequest) -> Arrays:
+    return {name: array.argmax(axis=1) for name, array in request.outputs.items()}
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     with mounted(tmp_path / "disk") as disk:
@@ -59,14 +64,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 class Log:
     """A request log with its folder, its metrics and a clock of its own."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, *, targets_of: Any = None, **options: Any) -> None:
         self.folder = folder
         self.requests = 0
         self.drops: Counter[str] = Counter()
         self.size = 0
         self.now = time.time()
         chosen = {"folder": folder, "max_bytes": MIB, "max_age_seconds": HOUR_SECONDS, **options}
-        self.log = RequestLog(RequestLogOptions(**chosen), self, clock=lambda: self.now)
+        self.log = RequestLog(RequestLogOptions(**chosen), self, targets_of=targets_of, clock=lambda: self.now)
 
     @property
     def files(self) -> list[Path]:
@@ -110,9 +115,9 @@ def test_requests_are_read_back_as_they_were(tmp_path: Path) -> None:
     assert log.size == sum(file.stat().st_size for file in log.files)
 
 
-@pytest.mark.parametrize(("targets", "expected"), [("answers", [[0.25, 0.75]] * 2), ("classes", [1, 1])])
-def test_the_files_are_a_dataset_for_evaluations(tmp_path: Path, targets: str, expected: Any) -> None:
-    log = Log(tmp_path / "log", targets=targets)
+@pytest.mark.parametrize(("targets_of", "expected"), [(None, [[0.25, 0.75]] * 2), (classes, [1, 1])])
+def test_the_files_are_a_dataset_for_evaluations(tmp_path: Path, targets_of: Any, expected: Any) -> None:
+    log = Log(tmp_path / "log", targets_of=targets_of)
     log.write(request_of(1.0))
     (batch,) = open_dataset("live", log.folder).batches(SIGNATURE, 10)
     assert batch.inputs["x"].tolist() == [[1.0] * 3] * 2

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -31,12 +31,6 @@ STEP, TIME, METHOD, CALLER, REDACTED = (
 ANSWER_PREFIX = f"{REQUEST_PREFIX}answer/"
 
 _MICROSECONDS = 1e6
-
-_CLASSES = 2
-"""An output with at least this many values along its last axis has a class."""
-
-LoggedTargets = Literal["answers", "classes"]
-"""What the targets are: the answers themselves, or the index of the largest of several values along their last axis."""
 
 
 class LoggedRequest(NamedTuple):
@@ -87,13 +81,13 @@ def _blank(array: Array) -> Array:
 
 
 def encode_request(
-    request: LoggedRequest, *, targets: LoggedTargets = "answers", redacted_names: Sequence[str] = ()
+    request: LoggedRequest, *, targets: Arrays | None = None, redacted_names: Sequence[str] = ()
 ) -> list[bytes]:
     """Return one serialized `tf.train.Example` for each example of a request, whose inputs are redacted already.
 
     Args:
         request: The request.
-        targets: What the targets are.
+        targets: The targets by the names of outputs, ``[examples, ...]``; the answers by default.
         redacted_names: The names of the inputs whose values were replaced.
     """
     import tensorflow as tf
@@ -111,7 +105,7 @@ def encode_request(
     for name, array in request.outputs.items():
         answers = [[content] for content in serialized_tensors(array)]
         columns[ANSWER_PREFIX + name] = answers
-        columns[name] = _column(_classes(array) if targets == "classes" and _has_classes(array) else array)
+    columns |= {name: _column(array) for name, array in (request.outputs if targets is None else targets).items()}
     columns |= {name: _column(array) for name, array in request.inputs.items()}
     # As for tensors, below.
     return [
@@ -209,14 +203,6 @@ def _column(array: Array) -> Sequence[Sequence[bytes]]:
     if array.dtype.kind == "O":
         return [row.ravel().tolist() for row in array.reshape(len(array), -1)]
     return [[content] for content in serialized_tensors(array)]
-
-
-def _has_classes(array: Array) -> bool:
-    return array.ndim > 1 and array.shape[-1] >= _CLASSES and array.dtype.kind in "fV"
-
-
-def _classes(array: Array) -> Array:
-    return np.asarray(np.argmax(array.astype(np.float32), axis=-1), np.int64)
 
 
 def _example(features: Mapping[str, Sequence[bytes]]) -> bytes:

@@ -72,6 +72,7 @@ class LabelNotes:
         ]
         self._limits: dict[str, tuple[float, float]] = {}
         self._missing: dict[str, int] = {}
+        self._soft: dict[str, int] = {}
 
     def add(self, targets: Arrays) -> None:
         """Add the targets of a batch by the names of outputs."""
@@ -85,6 +86,7 @@ class LabelNotes:
                 # What is not a number is left out.
                 smallest, largest = (extreme.reduce(labels, axis=None) for extreme in (np.fmin, np.fmax))
                 self._limits[name] = float(np.fmin(low, smallest)), float(np.fmax(high, largest))
+                self._soft[name] = self._soft.get(name, 0) + int(((labels > 0) & (labels < 1)).sum())
 
     def notes(self) -> tuple[str, ...]:
         """Return a sentence about each output with such labels or targets."""
@@ -93,22 +95,33 @@ class LabelNotes:
             for name, (low, high) in sorted(self._limits.items())
             if low < 0 or high > 1
         )
+        soft = (
+            f"{count} {'label' if count == 1 else 'labels'} of {name!r} {'is' if count == 1 else 'are'} between "
+            "0 and 1; accuracy, precision, recall and AUC are for labels of 0 and 1"
+            for name, count in sorted(self._soft.items())
+            if count
+        )
         missing = (
             f"{count} values of the targets of {name!r} are not numbers"
             if count > 1
             else f"1 value of the targets of {name!r} is not a number"
             for name, count in sorted(self._missing.items())
         )
-        return (*limits, *missing)
+        return (*limits, *soft, *missing)
 
     def stored(self) -> dict[str, Any]:
         """Return what was found, for `restore`: plain values."""
-        return {"limits": {name: list(limits) for name, limits in self._limits.items()}, "missing": self._missing}
+        return {
+            "limits": {name: list(limits) for name, limits in self._limits.items()},
+            "missing": self._missing,
+            "soft": self._soft,
+        }
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Go on from what `stored` returned."""
         self._limits = {name: (low, high) for name, (low, high) in stored["limits"].items()}
         self._missing = dict(stored["missing"])
+        self._soft = dict(stored["soft"])
 
 
 def predicted_classes(task: OutputTask, outputs: Array) -> Array | None:
@@ -184,6 +197,19 @@ def decided(task: OutputTask, values: Array) -> Array | None:
         return holds(task, values.astype(np.float32))
     has_classes = values.ndim > 1 and values.shape[-1] > 1 and task.kind != "regression"
     return np.asarray(values.astype(np.float32).argmax(axis=-1)) if has_classes else None
+
+
+def decisions_as_targets(tasks: Mapping[str, OutputTask], outputs: Arrays) -> Arrays:
+    """Return what outputs ``[examples, ...]`` decide as targets of the same names: labels and classes, int64.
+
+    An output that decides nothing, such as a number, is its own target.
+
+    Args:
+        tasks: The tasks of the outputs, as far as they are known; else their values tell.
+        outputs: The outputs.
+    """
+    found = {name: decided(task_by_values(tasks.get(name), values), values) for name, values in outputs.items()}
+    return {name: outputs[name] if each is None else each.astype(np.int64) for name, each in found.items()}
 
 
 def _decide_labels(task: OutputTask, outputs: Array, targets: Array, given: Array | None) -> Decisions:

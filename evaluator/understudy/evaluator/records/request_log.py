@@ -17,8 +17,9 @@ from typing import Final, Protocol
 
 from understudy.checkpoints.atomic import sync
 from understudy.checkpoints.locks import DirectoryLock
-from understudy.evaluator.datasets.request_records import LoggedRequest, LoggedTargets, encode_request, redacted
+from understudy.evaluator.datasets.request_records import LoggedRequest, encode_request, redacted
 from understudy.evaluator.evaluator_errors import ConfigurationError
+from understudy.evaluator.types import Arrays
 
 PREFIX: Final = "requests-"
 SUFFIX: Final = ".tfrecord"
@@ -58,14 +59,12 @@ class RequestLogOptions:
         max_bytes: The most that all files may take.
         max_age_seconds: The age at which a file is removed.
         redact: The names of inputs whose values are replaced.
-        targets: What the targets in the files are.
     """
 
     folder: Path
     max_bytes: int
     max_age_seconds: float
     redact: Sequence[str] = ()
-    targets: LoggedTargets = "answers"
 
 
 class RequestLog:
@@ -74,6 +73,7 @@ class RequestLog:
     Args:
         options: What is kept.
         observer: Counts what becomes of the requests.
+        targets_of: Returns the targets of a request by the names of outputs, ``[examples, ...]``; None for the answers.
         clock: Returns the time in seconds since the epoch.
 
     Raises:
@@ -82,10 +82,16 @@ class RequestLog:
     """
 
     def __init__(
-        self, options: RequestLogOptions, observer: RequestLogObserver, *, clock: Callable[[], float] = time.time
+        self,
+        options: RequestLogOptions,
+        observer: RequestLogObserver,
+        *,
+        targets_of: Callable[[LoggedRequest], Arrays] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
         self._observer = observer
+        self._targets_of = targets_of
         self._clock = clock
         self._records: list[bytes] = []
         self._requests = 0
@@ -118,7 +124,8 @@ class RequestLog:
             return
         names = tuple(self._options.redact)
         safe = request._replace(inputs=redacted(request.inputs, names)) if names else request
-        records = encode_request(safe, targets=self._options.targets, redacted_names=names)
+        targets = None if self._targets_of is None else self._targets_of(request)
+        records = encode_request(safe, targets=targets, redacted_names=names)
         size = sum(map(len, records)) + _RECORD_BYTES * len(records)
         if size > self._file_bytes:
             self._drop(
