@@ -103,6 +103,22 @@ def test_a_request_log_has_scores_and_no_redacted_inputs(tmp_path: Path) -> None
     assert report["unmatched"] == ["country", "risk", "targets"]
 
 
+def test_the_lone_input_of_a_log_is_that_of_a_file_with_features_and_keys(tmp_path: Path) -> None:
+    log = str(request_log(tmp_path, redacted=("country",)))
+    keys = np.array([f"patient {place}" for place in range(len(AGE))])
+    np.savez(tmp_path / "test", allow_pickle=False, x=AGE, region=COUNTRY.astype("S"), key=keys, y=LABEL)
+    data = str(tmp_path / "test.npz")
+
+    for sample, reference, name in ((log, data, "x"), (data, log, "age")):
+        report = drift(sample, "--against", reference)
+        assert [(each["kind"], each["name"]) for each in report["features"]] == [("input", name)]
+        assert report["features"][0]["psi"] == pytest.approx(0, abs=1e-9)
+        assert report["unmatched"] == ["region", "risk", "targets"]
+
+    report = drift(data, "--against", data)
+    assert {each["name"] for each in report["features"]} == {"x", "region", "targets"}
+
+
 def test_the_table_names_what_drifted(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["drift", str(npz(tmp_path, older_by=10.0)), "--against", str(npz(tmp_path))])
     assert result.exit_code == 0, result.output

@@ -17,7 +17,7 @@ a known error; strings in a sketch of frequent items, which is exact up to some 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, Literal
@@ -29,6 +29,9 @@ from understudy.evaluator.types import Array, Arrays, OutputTask
 
 Kind = Literal["input", "target", "score", "class"]
 """An input of the model, a target, an output, or what an output decides: a class, or which labels hold."""
+
+LONE_INPUT: Final = "x"
+"""The name of the only input of a model in data that has no other name for it."""
 
 LEAST_SHARE: Final = 1e-4
 """The least share of a bin, so that an empty one does not make the index infinite."""
@@ -380,8 +383,18 @@ def _drift(feature: _Feature, reference: Any, sample: Any) -> FeatureDrift:
     )
 
 
-def renamed_to_match(tensors: Mapping[str, Array], names: Sequence[str]) -> Arrays:
-    """Return a lone tensor under the lone name of the other sample, since a model with one input needs no names."""
-    if len(tensors) == len(names) == 1:
-        return {names[0]: next(iter(tensors.values()))}
-    return tensors
+def renamed_to_match(tensors: Mapping[str, Array], names: Collection[str]) -> Arrays:
+    """Return tensors with the lone input under the name that it has in the other sample, of which these are the names.
+
+    A model with one input needs no names. Beside features, its input is called ``x``.
+    """
+    own, other = _lone(tensors), _lone(names)
+    if own is None or other is None or own in names or other in tensors:
+        return tensors
+    return {other if name == own else name: array for name, array in tensors.items()}
+
+
+def _lone(names: Collection[str]) -> str | None:
+    if len(names) == 1:
+        return next(iter(names))
+    return LONE_INPUT if LONE_INPUT in names else None

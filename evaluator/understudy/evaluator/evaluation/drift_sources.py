@@ -17,10 +17,11 @@ import numpy as np
 from understudy.evaluator.datasets.dataset import SAMPLE_WEIGHTS, TARGETS, as_bytes
 from understudy.evaluator.datasets.dataset_files import REQUEST_PREFIX, find_records, is_saved_dataset, read_records
 from understudy.evaluator.datasets.request_records import ANSWER_PREFIX, redacted_inputs
+from understudy.evaluator.evaluation.drift import LONE_INPUT
 from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
 from understudy.evaluator.types import Array, Arrays
 from understudy.experiments import Experiment
-from understudy.experiments.example_arrays import WEIGHT_KEY, read_arrays
+from understudy.experiments.example_arrays import EXAMPLE_KEY, WEIGHT_KEY, read_arrays
 from understudy.experiments.experiment_errors import ExampleError
 
 TRAINING: Final = "train"
@@ -28,9 +29,10 @@ TRAINING: Final = "train"
 
 BATCH_SIZE: Final = 256
 
-_INPUT: Final = "x"
 _TARGET_KEYS: Final = frozenset({"y", TARGETS})
 _WEIGHT_KEYS: Final = frozenset({WEIGHT_KEY, SAMPLE_WEIGHTS})
+_OF_EXAMPLES: Final = _WEIGHT_KEYS | {EXAMPLE_KEY}
+"""What a file says of its examples: their weights and names, which have no distribution to compare."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ def _of_path(path: Path) -> Iterator[Examples]:
 
 def _of_npz(path: Path) -> Iterator[Examples]:
     try:
-        arrays = {key: as_bytes(array) for key, array in read_arrays(path).items() if key not in _WEIGHT_KEYS}
+        arrays = {key: as_bytes(array) for key, array in read_arrays(path).items() if key not in _OF_EXAMPLES}
     except ExampleError as error:
         raise ConfigurationError(str(error)) from error
     inputs, targets = _inputs_and_targets(arrays)
@@ -125,7 +127,7 @@ def _elements(dataset: Any) -> Iterator[Examples]:
     try:
         for inputs, *rest in dataset.batch(BATCH_SIZE).as_numpy_iterator():
             targets = _named(rest[0], TARGETS) if rest else {}
-            yield Examples(inputs=_named(inputs, _INPUT), targets=targets)
+            yield Examples(inputs=_named(inputs, LONE_INPUT), targets=targets)
     except (tf.errors.OpError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"the examples cannot be read ({first_line(error)}); expected (x, y) or (x, y, sample_weight)"
@@ -178,7 +180,7 @@ def _decoded(path: Path, record: bytes) -> dict[str, Arrays]:
         for name, feature in features.items()
         if name.startswith(ANSWER_PREFIX)
     }
-    skipped = {*_WEIGHT_KEYS, *scores, *redacted_inputs(features)}
+    skipped = {*(_WEIGHT_KEYS if scores else _OF_EXAMPLES), *scores, *redacted_inputs(features)}
     inputs, targets = _inputs_and_targets(
         {
             name: _value(feature)
