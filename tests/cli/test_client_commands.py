@@ -147,6 +147,19 @@ def test_status_says_on_which_dataset_an_evaluation_failed(run: Run, script: Scr
     assert run("status").stdout.splitlines()[2].endswith("  big: failed: no column; refused: too low")
 
 
+def test_people_are_told_how_what_failed_is_scored_after_a_restart(run: Run, script: Script) -> None:
+    failed = {"outcome": evaluation_pb2.EVALUATION_OUTCOME_FAILED, "reason": "no column"}
+    for step, dataset in ((STEP, "my test"), (80, "my test"), (80, "mended"), (80, "")):
+        script.record(step, dataset=dataset, **failed)
+    script.record(80, dataset="mended", metrics={"loss": 0.5})
+
+    told = "note: with the cause gone and the server started again, this scores what failed: "
+    told += "understudy rescore --since 80 --dataset 'my test'"
+    for command in ("status", "evaluations"):
+        assert [line for line in run(command).stdout.splitlines() if "rescore" in line] == [told]
+    assert "rescore" not in run("evaluations", "--format", "csv").stdout
+
+
 def test_status_as_json_has_the_evaluations(run: Run, script: Script) -> None:
     script.record(STEP, metrics={"loss": float("nan")})
 

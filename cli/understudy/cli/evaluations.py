@@ -18,6 +18,7 @@ from understudy.cli.output import (
     ComparabilityNotes,
     csv_cell,
     evaluation_as_json,
+    failures_note,
     formatted_metrics,
     formatted_slice,
     notes_of,
@@ -96,6 +97,8 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
     said = dict.fromkeys(note for each in evaluations for note in notes_of(each))
     for note in (*said, *(note for each in evaluations for note in comparability.of(each))):
         say(f"note: {note}")
+    if told := failures_note(evaluations):
+        say(told)
 
 
 def _print_csv(evaluations: Sequence[Evaluation]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -175,6 +176,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return value
+
+
+def failures_note(evaluations: Iterable[Evaluation]) -> str:
+    """Return how evaluations that failed on datasets are tried again, of entries in the ledger's order; empty if none.
+
+    The server takes a failure as final, since the same would fail again.
+    """
+    scorings = (each for each in evaluations if each.dataset and each.outcome in {"scored", "failed"})
+    latest = {(each.step, each.dataset): each.outcome for each in scorings}
+    failed = sorted(key for key, outcome in latest.items() if outcome == "failed")
+    if not failed:
+        return ""
+    datasets = " ".join(f"--dataset {shlex.quote(name)}" for name in dict.fromkeys(name for _, name in failed))
+    return (
+        "note: with the cause gone and the server started again, this scores what failed: "
+        f"understudy rescore --since {failed[0][0]} {datasets}"
+    )
 
 
 class ComparabilityNotes:

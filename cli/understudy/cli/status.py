@@ -10,7 +10,7 @@ import click
 
 from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
-from understudy.cli.output import evaluation_as_json, formatted_metrics, print_json, print_table, say
+from understudy.cli.output import evaluation_as_json, failures_note, formatted_metrics, print_json, print_table, say
 
 DECISIONS = ("accepted", "refused", "undecided")
 
@@ -128,6 +128,8 @@ def _print(status: ModelStatus, evaluations: list[Evaluation]) -> None:
         for version in status.versions
     ]
     print_table(("step", "state", "role", "evaluations"), rows, title=status.model_name)
+    if note := failures_note(evaluations):
+        say(note)
 
 
 def roles(version: VersionStatus, status: ModelStatus) -> list[str]:
