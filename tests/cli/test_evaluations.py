@@ -59,7 +59,7 @@ def test_evaluations_shows_every_entry_over_all_pages(run: Run, script: Script) 
     headings, *lines, first, second = run("evaluations").stdout.splitlines()
 
     assert headings.split() == ["#", "step", "dataset", "outcome", "recorded", "metrics", "or", "reason"]
-    assert (first, second) == ("note: one", "note: two")
+    assert (first, second) == ("note: test: one", "note: test: two")
     assert [line.split()[:2] for line in lines] == [["1", "40"], ["2", "80"], ["3", "80"]]
     assert lines[0].endswith("loss 0.1  accuracy nan")
     assert lines[2].endswith("loss is 0.5")
@@ -71,7 +71,7 @@ def test_why_there_are_no_intervals_is_said_once_below_the_entries_and_with_each
     for step in (40, 80):
         script.record(step, metrics={"loss": 0.5}, notes=["there are no intervals, because"])
 
-    assert run("evaluations").stdout.splitlines()[3:] == ["note: there are no intervals, because"]
+    assert run("evaluations").stdout.splitlines()[3:] == ["note: test: there are no intervals, because"]
     script.watch_breaks_after.append(2)
     script.failures.extend([None, Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="no watching here")])
     assert run("watch").stdout.splitlines()[1::2] == 2 * ["note: there are no intervals, because"]
@@ -116,7 +116,7 @@ def test_evaluations_shows_what_is_undefined_with_the_reason(run: Run, script: S
     shown = run("evaluations").stdout
     assert "loss 0.5  auc undefined" in shown
     assert "loss 0.5  auc undefined; auc is undefined: one class" in shown
-    assert shown.splitlines()[-1] == "note: auc is undefined: no label counts"
+    assert shown.splitlines()[-1] == "note: test: auc is undefined: no label counts"
     rows = list(csv.DictReader(run("evaluations", "--format", "csv").stdout.splitlines()))
     assert [(row["metric.loss"], row["metric.auc"]) for row in rows] == [("0.5", "undefined")] * 2
     assert [row["notes"] for row in rows] == ["auc is undefined: no label counts", "auc is undefined: one class"]

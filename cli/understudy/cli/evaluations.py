@@ -94,7 +94,7 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
             rows.append(("", "", f"  {part.name}", f"{part.examples} examples", "", shown))
     print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
     comparability = ComparabilityNotes()
-    said = dict.fromkeys(note for each in evaluations for note in notes_of(each))
+    said = dict.fromkeys(f"{each.dataset}: {note}" for each in evaluations for note in notes_of(each))
     for note in (*said, *(note for each in evaluations for note in comparability.of(each))):
         say(f"note: {note}")
     if told := failures_note(evaluations):
