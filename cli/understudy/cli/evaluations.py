@@ -94,7 +94,11 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
             rows.append(("", "", f"  {part.name}", f"{part.examples} examples", "", shown))
     print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
     comparability = ComparabilityNotes()
-    said = dict.fromkeys(f"{each.dataset}: {note}" for each in evaluations for note in notes_of(each))
+    datasets: dict[str, dict[str, None]] = {}
+    for each in evaluations:
+        for note in notes_of(each):
+            datasets.setdefault(note, {})[each.dataset] = None
+    said = (f"{', '.join(names)}: {note}" for note, names in datasets.items())
     for note in (*said, *(note for each in evaluations for note in comparability.of(each))):
         say(f"note: {note}")
     if told := failures_note(evaluations):
