@@ -180,6 +180,7 @@ def test_status_ends_with_1_while_nothing_is_serving(run: Run, script: Script) -
 
 def test_promote_tells_what_is_serving(run: Run) -> None:
     assert run("promote", "--pin", "40").stdout == "serving: step 40, before it step 120; step 40 is pinned\n"
+    assert run("promote", "--pin", str(STEP)).stdout == f"serving: step {STEP}; step {STEP} is pinned\n"
     assert run("promote", "--unpin").stdout == "serving: step 120; nothing is pinned\n"
     (promotion,) = lines_of_json(run("promote", "--roll-back", "--json"))
     assert promotion == {"serving_step": 80, "previous_step": 120, "pinned_step": 80}

@@ -42,7 +42,8 @@ def command(
     if as_json:
         print_json(dataclasses.asdict(promotion))
     else:
-        before = "" if promotion.previous_step is None else f", before it step {promotion.previous_step}"
+        is_new = promotion.previous_step not in {None, promotion.serving_step}
+        before = f", before it step {promotion.previous_step}" if is_new else ""
         pinned = "nothing is pinned" if promotion.pinned_step is None else f"step {promotion.pinned_step} is pinned"
         click.echo(f"serving: step {promotion.serving_step}{before}; {pinned}")
 

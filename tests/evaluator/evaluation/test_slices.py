@@ -101,7 +101,7 @@ def test_a_setting_that_cannot_be_used_is_refused_with_its_text(text: str, compl
     ("text", "complaint"),
     [
         ("cuntry", "no feature 'cuntry' to slice by; there are label, predicted, age, country, is_new, pixels"),
-        ("pixels", r"'pixels' has shape \['examples', 2, 2\]; a slice needs one value for each example"),
+        ("pixels", r"'pixels' has shape \[examples, 2, 2\]; a slice needs one value for each example"),
         ("country:1,2", "'country' holds text, not numbers, so it has no buckets"),
         ("label/other", "no feature 'label/other'"),
     ],
@@ -149,7 +149,7 @@ def test_several_classes_of_an_example_are_no_slice() -> None:
 def test_several_targets_of_an_example_are_no_class_even_if_one_alone_is_not_zero(kind: TaskKind) -> None:
     targets = {"outputs": np.array([[0, 1, 0], [2, 0, 0]])}
     slicer = Slicer(settings=parse_slices(["label"]), tasks={"outputs": OutputTask(kind=kind)})
-    with pytest.raises(SliceError, match=r"'label' has shape \['examples', 3\]; a slice needs one value"):
+    with pytest.raises(SliceError, match=r"'label' has shape \[examples, 3\]; a slice needs one value"):
         slicer.values(targets, {}, {})
     with pytest.raises(SliceError, match="has shape"):
         number_values(parse_slices(["label:q2"])[0].features[0], targets, {}, slicer.tasks)

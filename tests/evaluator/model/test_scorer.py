@@ -209,9 +209,10 @@ CLASS_NUMBERS, ONE_HOT = np.array([0, 2, 1, 1]), np.eye(3, dtype=np.float32)[[0,
             for name in ("AUC", "precision", "mae", "BinaryIoU", "PrecisionAtRecall")
         ),
         ("BinaryCrossentropy", CLASS_NUMBERS, "for class numbers, give one-hot"),
-        ("F1Score", CLASS_NUMBERS, "for class numbers, give one-hot"),
         ("AUC", CLASS_NUMBERS.astype(np.float32), "for class numbers, give one-hot"),
         ("AUC", CLASS_NUMBERS[:, np.newaxis], r"int64\[examples, 1\].*for class numbers, give one-hot"),
+        ("F1Score", np.array([b"a", b"b", b"c", b"a"], object), r"string\[examples\].*numbers, and these are text"),
+        ("F1Score", CLASS_NUMBERS, "for class numbers, give one-hot"),
         ("SparseCategoricalAccuracy", ONE_HOT, r"class numbers of the shape \[examples\]; for one-hot targets, use"),
     ],
 )

@@ -408,8 +408,8 @@ def _values(
         found = _classes(feature.name, found, tasks.get(name))
     if found.ndim != 1:
         raise SliceError(
-            f"feature {feature.name!r} has shape {['examples', *found.shape[1:]]}; a slice needs one value for each "
-            "example"
+            f"feature {feature.name!r} has shape [{', '.join(map(str, ('examples', *found.shape[1:])))}]; a slice "
+            "needs one value for each example"
         )
     if (feature.edges or feature.quantiles) and found.dtype.kind not in "biuf":
         raise SliceError(f"feature {feature.name!r} holds text, not numbers, so it has no buckets")

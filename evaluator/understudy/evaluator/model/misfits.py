@@ -55,9 +55,10 @@ class Misfits:
         Args:
             arguments: The inputs, targets, weights, outputs and masks of a batch, or their specifications.
         """
-        shapes = tuple(tuple(leaf.shape[1:]) for leaf in tf.nest.flatten(arguments) if leaf is not None)
-        if self._last[0] != shapes:  # a caller may try the same again and again, and tracing takes a while
-            self._last = shapes, self._trace(arguments)
+        leaves = [leaf for leaf in tf.nest.flatten(arguments) if leaf is not None]
+        forms = tuple((tf.as_dtype(leaf.dtype), *leaf.shape[1:]) for leaf in leaves)
+        if self._last[0] != forms:  # a caller may try the same again and again, and tracing takes a while
+            self._last = forms, self._trace(arguments)
         return self._last[1]
 
     def _trace(self, arguments: Sequence[Any]) -> str:
@@ -139,6 +140,8 @@ def _shape(of_example: Sequence[int | None]) -> str:
 def _remedy(metric: Any, target: Any, prediction: Any, *, of_classes: bool) -> str:
     """Return what the metric takes, and what helps; ``of_classes`` says that targets may be class numbers."""
     of_target, of_output = list(target.shape[1:]), list(prediction.shape[1:])
+    if target.dtype == tf.string:
+        return "it takes numbers, and these are text"
     if isinstance(metric, _CLASS_NUMBERS):
         return (
             f"it takes class numbers of the shape {_shape(of_output[:-1])}; for one-hot targets, use a metric such as "
