@@ -61,6 +61,8 @@ def outcome(text: str, on: Measured) -> EvaluationOutcome:
             ("loss", "country=a,b=c,label=3", "at most", 1.0, None, "min", None),
         ),
         ("test/loss[a=b=3] <= 1", ("loss", "a=b=3", "at most", 1.0, None, "min", None)),
+        ("test/AUC (PR), best of 2 >= 0.9", ("AUC (PR), best of 2", None, "at least", 0.9, None, "max", None)),
+        ("test/top 1[age>=3] not worse, more is better", ("top 1", "age>=3", "not worse", 0.0, "serving", "max", None)),
         ("test/lift not worse", ("lift", None, "not worse", 0.0, "serving", "max", None)),
         ("big/lift not worse, less is better", ("lift", None, "not worse", 0.0, "serving", "min", None)),
     ],

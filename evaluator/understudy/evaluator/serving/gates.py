@@ -40,7 +40,8 @@ EXAMPLES = (
 )
 
 _CONDITION = re.compile(
-    r"(?P<dataset>[^/\s]+)/(?P<metric>[^\[\s]+)(?:\[(?P<slice>.+)\])?\s*(?P<rule>>=|<=|\bnot\s+worse\b|\bbetter\b)(?P<rest>.*)"
+    r"(?P<dataset>[^/\s]+)/(?P<metric>[^\[\s](?:[^\[]*?[^\[\s])??)(?:\[(?P<slice>.+)\])?"
+    r"\s*(?P<rule>>=|<=|\bnot\s+worse\b|\bbetter\b)(?P<rest>.*)"
 )
 _VALUE = r"(?:>=|=|<)"
 _FEATURE = re.compile(rf"(?:^|,)([^,=<>]+){_VALUE}")
