@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from click.testing import CliRunner
@@ -43,6 +44,14 @@ def test_the_interval_decides_what_is_said(
     assert "90% interval" in told
     assert told.count("note: ") == 2
     assert "7 examples, compared with step 10" in told
+
+
+def test_losses_that_are_not_numbers_decide_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    paired = LossDifference(mean=math.nan, low=math.nan, high=math.nan)
+    print_comparison(result(compared(10, 2.0, None), compared(20, math.nan, paired)))
+    told = capsys.readouterr().out
+    assert "the losses of step 20 and step 10 cannot be compared: those of some examples are not numbers\n" in told
+    assert "indistinguishable" not in told
 
 
 def test_without_an_interval_the_metrics_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from understudy.cli.scoring_options import (
 from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
-    from understudy.clients import Client, CompareResult, Metric, MetricDifference, Version
+    from understudy.clients import Client, CompareResult, LossDifference, Metric, MetricDifference, Version
 
 
 @click.command("compare")
@@ -108,12 +108,8 @@ def print_comparison(result: CompareResult) -> None:
     if slices := list(_slice_rows(result)):
         print_table(("step", "slice", "examples", "metric", "difference", bounds, "p"), slices)
     for version in result.versions[1:]:
-        paired = version.loss_difference
-        if paired is not None:
-            say(
-                f"step {version.score.step} is {_CONCLUSIONS[paired.conclusion]} step {first.step}: loss of an example "
-                f"{paired.mean:+.6g}, {result.confidence:.0%} interval [{paired.low:+.6g}, {paired.high:+.6g}]"
-            )
+        if version.loss_difference is not None:
+            say(_conclusion(version.score.step, first.step, version.loss_difference, result.confidence))
     of_versions = (note for version in result.versions for note in notes_of(version.score))
     for note in dict.fromkeys((*result.notes, *of_versions)):
         say(f"note: {note}")
@@ -148,6 +144,15 @@ def _bounds(difference: MetricDifference | None) -> tuple[str, str]:
         ("", "")
         if difference is None
         else (f"[{difference.low:+.4g}, {difference.high:+.4g}]", f"{difference.p_value:.2g}")
+    )
+
+
+def _conclusion(step: int, first: int, paired: LossDifference, confidence: float) -> str:
+    if math.isnan(paired.mean):
+        return f"the losses of step {step} and step {first} cannot be compared: those of some examples are not numbers"
+    return (
+        f"step {step} is {_CONCLUSIONS[paired.conclusion]} step {first}: loss of an example {paired.mean:+.6g}, "
+        f"{confidence:.0%} interval [{paired.low:+.6g}, {paired.high:+.6g}]"
     )
 
 

@@ -79,6 +79,17 @@ def test_a_stream_tells_its_score_its_step_and_its_times(open_stream: OpenStream
     assert result.waiting_seconds > 0
 
 
+def test_a_loss_that_is_not_a_number_says_where_to_look(open_stream: OpenStream) -> None:
+    images, labels = rows(3, 5)
+    images[2] = np.nan
+    with open_stream() as stream:
+        stream.add(batch(images, labels)).result(TIMEOUT)
+        result = stream.finish()
+    assert np.isnan(result.metrics["loss"])
+    (note,) = result.notes
+    assert note.startswith("the loss of some examples is not a number")
+
+
 def test_batches_may_be_added_without_waiting(open_stream: OpenStream, model: Any) -> None:
     batches = [rows(seed, 3) for seed in range(6)]
     with open_stream() as stream:

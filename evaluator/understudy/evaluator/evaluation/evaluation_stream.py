@@ -21,6 +21,7 @@ from understudy.evaluator.evaluation.slices import Members
 from understudy.evaluator.evaluator_errors import CancelledError, EvaluatorError, InvalidInputError, StreamIdleError
 from understudy.evaluator.model.inputs import by_output
 from understudy.evaluator.model.scorer import Scorer, ScoreState
+from understudy.evaluator.serving.ranking import LOSS
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.types import Array, Arrays, Batch, EvaluationResult
 
@@ -235,7 +236,11 @@ class EvaluationStream:
             step=self._handle.step,
             waiting_seconds=self._waiting_seconds,
             computing_seconds=self._computing_seconds,
-            notes=(*self._handle.slot.notes, *self._notes, *self._label_notes.notes(), *parts.notes),
+            notes=(
+                *(*self._handle.slot.notes, *self._notes, *self._label_notes.notes()),
+                *((_NO_LOSS,) if math.isnan(values.get(LOSS, 0.0)) and LOSS not in undefined else ()),
+                *parts.notes,
+            ),
             intervals=parts.intervals,
             slices=parts.slices,
             resamples=self._options.resamples if parts.intervals else 0,
@@ -312,6 +317,12 @@ class EvaluationStream:
             if batch.future.done() and self._failure is None:
                 self._failure = batch.failure()
         self._under_way = [batch for batch in self._under_way if not batch.future.done()]
+
+
+_NO_LOSS = (
+    "the loss of some examples is not a number, so that of all is none; 'understudy examples hardest' lists them for a "
+    "dataset of a server with --tables"
+)
 
 
 def _no_parts(nested: Sequence[str]) -> str:
