@@ -54,6 +54,14 @@ def test_a_lone_array_is_the_first_input(tmp_path: Path) -> None:
     np.testing.assert_array_equal(find_inputs("it", read_arrays(tmp_path / "x.npy"), [IMAGE])["image"], X)
 
 
+def test_dates_are_text(tmp_path: Path) -> None:
+    days = np.array(["2026-11-26", "NaT"], "datetime64[D]")
+    np.savez(tmp_path / "dated.npz", day=days, waited=np.diff(days))
+    found = read_arrays(tmp_path / "dated.npz")
+    assert found["day"].tolist() == ["2026-11-26", "NaT"]
+    assert found["waited"].tolist() == ["NaT"]
+
+
 @pytest.mark.parametrize(
     ("arrays", "told"),
     [

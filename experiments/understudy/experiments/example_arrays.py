@@ -36,6 +36,7 @@ _INPUT_ALIASES = ("x",)
 _TARGET_ALIASES = ("y", "targets")
 _POSITIONAL = re.compile(r"arr_\d+")
 _TEXT = "OSU"
+_TIMES = "mM"
 
 
 class Tensor(Protocol):
@@ -64,7 +65,7 @@ class FoundExamples:
 
 
 def read_arrays(file: Path, *, name: str | None = None) -> dict[str, Array]:
-    """Read all arrays of a ``.npy`` or ``.npz`` file into memory, by their keys.
+    """Read all arrays of a ``.npy`` or ``.npz`` file into memory, by their keys. Dates and times become text.
 
     Args:
         file: The file.
@@ -78,7 +79,8 @@ def read_arrays(file: Path, *, name: str | None = None) -> dict[str, Array]:
         with file.open("rb") as stream:
             check_arrays(stream)
             content = np.load(stream, allow_pickle=False)
-            return {"arr_0": content} if isinstance(content, np.ndarray) else {key: content[key] for key in content}
+            arrays = {"arr_0": content} if isinstance(content, np.ndarray) else {key: content[key] for key in content}
+            return {key: array.astype(str) if array.dtype.kind in _TIMES else array for key, array in arrays.items()}
     except FileNotFoundError:
         raise
     except (OSError, EOFError, ValueError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
