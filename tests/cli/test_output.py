@@ -10,6 +10,7 @@ import pytest
 from understudy.cli.command_errors import CommandError
 from understudy.cli.examples import shown
 from understudy.cli.output import (
+    counted,
     csv_cell,
     formatted_metrics,
     formatted_slice,
@@ -19,7 +20,8 @@ from understudy.cli.output import (
     print_table,
     say,
 )
-from understudy.clients import Interval, SliceScore
+from understudy.cli.report_page import summary_of
+from understudy.clients import Flips, Interval, SliceScore
 
 ROWS = [("120", "AVAILABLE"), ("80", "model.keras: expected [/red] bytes")]
 
@@ -130,6 +132,12 @@ def test_json_says_in_words_what_it_has_no_numbers_for(capsys: pytest.CaptureFix
 
 def test_an_example_without_labels_has_none() -> None:
     assert [shown(cell) for cell in ([], [0, 2], [0.5], 1.25)] == ["none", "0 2", "0.5", "1.25"]
+
+
+def test_one_example_is_no_plural() -> None:
+    flips = Flips(newly_wrong=1, newly_right=3, both_right=5, both_wrong=1, p_value=0.625)
+    assert summary_of(flips).startswith("1 example is newly wrong and 3 newly right; so uneven")
+    assert [counted(number) for number in (0, 1, 2)] == ["0 examples", "1 example", "2 examples"]
 
 
 def test_the_loss_comes_first() -> None:

@@ -16,6 +16,7 @@ from understudy.cli.options import settings_options
 from understudy.cli.output import (
     UNDEFINED,
     ComparabilityNotes,
+    counted,
     csv_cell,
     evaluation_as_json,
     failures_note,
@@ -91,7 +92,7 @@ def _print_table(evaluations: Sequence[Evaluation]) -> None:
         rows.append((str(each.sequence), str(each.step), each.dataset, each.outcome, recorded, shown))
         for part in each.slices:
             shown = formatted_slice(part)
-            rows.append(("", "", f"  {part.name}", f"{part.examples} examples", "", shown))
+            rows.append(("", "", f"  {part.name}", counted(part.examples), "", shown))
     print_table(("#", "step", "dataset", "outcome", "recorded", "metrics or reason"), rows)
     comparability = ComparabilityNotes()
     datasets: dict[str, dict[str, None]] = {}

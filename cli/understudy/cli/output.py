@@ -98,6 +98,11 @@ def formatted_slice(part: Any) -> str:
     return "; ".join(filter(None, (formatted_metrics(part, with_intervals=True), *notes_of(part))))
 
 
+def counted(examples: int) -> str:
+    """Return a number of examples with its noun."""
+    return f"{examples} example{'' if examples == 1 else 's'}"
+
+
 def ordered(metrics: Iterable[str]) -> list[str]:
     """Return the names of metrics, the loss first."""
     return sorted(metrics, key=lambda name: (name != "loss", name))

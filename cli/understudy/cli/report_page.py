@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.cli.command_errors import CommandError
-from understudy.cli.output import UNDEFINED, ComparabilityNotes, notes_of
+from understudy.cli.output import UNDEFINED, ComparabilityNotes, counted, notes_of
 from understudy.service.figures import SHADES, output_sections, shown, table
 
 if TYPE_CHECKING:
@@ -267,8 +267,9 @@ def _predictions(found: ExampleList, caption: str, baseline: str) -> str:
 def summary_of(flips: Flips) -> str:
     """Return what the changes between two versions say, as a sentence."""
     return (
-        f"{flips.newly_wrong} examples are newly wrong and {flips.newly_right} newly right; so uneven a number of "
-        f"changes has the probability {flips.p_value:.3g} if both versions are equally good (McNemar's exact test)."
+        f"{counted(flips.newly_wrong)} {'is' if flips.newly_wrong == 1 else 'are'} newly wrong and {flips.newly_right} "
+        "newly right; so uneven a number of changes has the probability "
+        f"{flips.p_value:.3g} if both versions are equally good (McNemar's exact test)."
     )
 
 

@@ -11,6 +11,7 @@ from understudy.cli.connection import ConnectionSettings, connected, json_option
 from understudy.cli.options import settings_options
 from understudy.cli.output import (
     ComparabilityNotes,
+    counted,
     evaluation_as_json,
     formatted_metrics,
     formatted_slice,
@@ -69,6 +70,6 @@ def _show(evaluation: Evaluation, comparability: ComparabilityNotes) -> None:
     say("  ".join(part for part in parts if part))
     for part in evaluation.slices:
         scores = formatted_slice(part)
-        say(f"    {part.name}  {part.examples} examples  {scores}")
+        say(f"    {part.name}  {counted(part.examples)}  {scores}")
     for note in (*notes_of(evaluation), *comparability.of(evaluation)):
         say(f"note: {note}")
