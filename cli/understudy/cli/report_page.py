@@ -37,7 +37,7 @@ h1,h2,h3{line-height:1.25}h2{border-bottom:1px solid var(--line);margin-top:2.5r
 .scroll{overflow-x:auto;margin:.5rem 0 1rem}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--soft);padding:.25rem 0}
-th,td{border:1px solid var(--line);padding:.2rem .55rem;text-align:right}
+th,td{border:1px solid var(--line);padding:.2rem .55rem;text-align:right;max-width:20rem;overflow-wrap:break-word}
 th[scope=row],thead th:first-child{text-align:left}
 figure{margin:0 0 1rem}figcaption{font-weight:600}svg{width:100%;max-width:32rem;height:auto}
 .frame{fill:none;stroke:var(--line)}.tick,.label{fill:var(--soft);font-size:11px}
