@@ -71,6 +71,7 @@ class Harness:
             tables=self.tables,
         )
         self.datasets = {"test": DATASET}
+        self.sliced: tuple[str, ...] = ()
 
     def record(self, step: int, tables: dict[str, Any] | None, dataset: ArrayDataset = DATASET) -> int:
         result = EvaluationResult(
@@ -81,7 +82,9 @@ class Harness:
 
     @property
     def queries(self) -> ExampleQueries:
-        return ExampleQueries(ledger=self.ledger, tables=self.tables, datasets=self.datasets, batch_size=6)
+        return ExampleQueries(
+            ledger=self.ledger, tables=self.tables, datasets=self.datasets, batch_size=6, sliced=self.sliced
+        )
 
     def examples(self, kind: Any, step: int, *, is_wanted: Callable[[], bool] = lambda: True, **chosen: Any) -> Any:
         options = {"baseline_step": None, "limit": 100, "signature": SIGNATURE, **chosen}
@@ -296,13 +299,17 @@ def test_examples_have_the_key_and_the_features_that_the_dataset_gives_them(harn
         "y": np.arange(EXAMPLES) % 2,
         "key": np.array([f"scan-{place}" for place in range(EXAMPLES)]),
         "age": np.where(np.arange(EXAMPLES) == 3, np.nan, 40.0),
+        "ward": np.arange(EXAMPLES)[:, np.newaxis],
     }
-    dataset = harness.datasets["test"] = ArrayDataset("test", arrays, features=["age"])
+    dataset = harness.datasets["test"] = ArrayDataset("test", arrays, features=["age", "ward"])
     harness.record(1, content(np.ones(EXAMPLES, bool)), dataset)
     harness.record(2, content(~np.isin(np.arange(EXAMPLES), [3, 7])), dataset)
     found = harness.examples("newly_wrong", 2, baseline_step=1)
     assert list(found.indices) == [3, 7]
     assert list(found.described) == [
-        {"key": "scan-3", "features": {"age": "nan"}},
-        {"key": "scan-7", "features": {"age": 40.0}},
+        {"key": "scan-3", "features": {"age": "nan", "ward": 3}},
+        {"key": "scan-7", "features": {"age": 40.0, "ward": 7}},
     ]
+    harness.sliced = ("x", "age", "ward")
+    described = harness.examples("newly_wrong", 2, baseline_step=1).described
+    assert [one["features"]["x"] for one in described] == [3.0, 7.0]

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from understudy.evaluator.assembly.component_options import ScoringPlan, device_settings
+from understudy.evaluator.assembly.component_options import ScoringPlan, breakdown_options, device_settings
 from understudy.evaluator.assembly.evaluator_inputs import EvaluatorInputs
 from understudy.evaluator.assembly.recording import Records, open_records
 from understudy.evaluator.assembly.serving_parts import (
@@ -152,11 +152,13 @@ def start_components(
 
 
 def _example_queries(inputs: EvaluatorInputs, records: Records) -> ExampleQueries:
+    slices = breakdown_options(inputs.settings).slices
     return ExampleQueries(
         ledger=records.ledger,
         tables=records.tables,
         datasets={dataset.name: dataset for dataset in inputs.datasets},
         batch_size=inputs.settings.evaluation_batch_size,
+        sliced={feature.name for setting in slices for feature in setting.features},
     )
 
 

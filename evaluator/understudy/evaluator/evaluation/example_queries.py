@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -92,15 +92,23 @@ class ExampleQueries:
         tables: Their tables.
         datasets: The datasets, by name.
         batch_size: The examples per batch when a dataset is read.
+        sliced: The names of the features that slices need, with which examples are listed.
     """
 
     def __init__(
-        self, *, ledger: Ledger, tables: TableFiles, datasets: Mapping[str, EvaluationDataset], batch_size: int
+        self,
+        *,
+        ledger: Ledger,
+        tables: TableFiles,
+        datasets: Mapping[str, EvaluationDataset],
+        batch_size: int,
+        sliced: Collection[str] = (),
     ) -> None:
         self._ledger = ledger
         self._tables = tables
         self._datasets = datasets
         self._batch_size = batch_size
+        self._sliced = frozenset(sliced)
 
     def tables(self, step: int, dataset: str) -> EvaluationTables:
         """Return the tables of the last evaluation of a step on a dataset that has any.
@@ -160,7 +168,7 @@ class ExampleQueries:
         if kind != "hardest":
             listed = [predictions.describe(one["index"], is_right=kind == "newly_right") for one in listed]
         batch, notes = self._read(record, [one["index"] for one in listed], signature, is_wanted)
-        known = [] if batch is None else [_known(batch, place) for place in range(batch.examples)]
+        known = [] if batch is None else [_known(batch, place, self._sliced) for place in range(batch.examples)]
         known += [{} for _ in listed[len(known) :]]
         return ExampleList(
             record=record,
@@ -340,9 +348,11 @@ def _slice(batch: Batch, place: int) -> Batch:
     )
 
 
-def _known(batch: Batch, place: int) -> dict[str, Any]:
-    """Return the key of an example, if the dataset has keys, and its features that are single values."""
-    features = {name: _plain(array[place]) for name, array in batch.features.items() if array.ndim == 1}
+def _known(batch: Batch, place: int, sliced: Collection[str]) -> dict[str, Any]:
+    """Return the key of an example, if the dataset has keys, and its features and sliced inputs of a single value."""
+    columns = {**{name: batch.inputs[name] for name in batch.inputs.keys() & sliced}, **batch.features}
+    single = {name: array.reshape(-1) for name, array in columns.items() if array.size == len(array)}
+    features = {name: _plain(values[place]) for name, values in single.items()}
     key = features.pop(EXAMPLE_KEY, None)
     return {**({} if key is None else {"key": key}), **({"features": features} if features else {})}
 
