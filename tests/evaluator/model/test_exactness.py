@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from testkit import exactness, more_sample_models, sample_models
@@ -126,6 +126,7 @@ def test_metrics_are_exact_where_the_model_does_not_round(
     weighted=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
+@example(name="value metrics", replicas=1, sizes=[23, 9], weighted=False, seed=5)
 def test_slices_and_resamples_score_as_their_examples_alone(
     compiled: Compiled, name: str, replicas: int, sizes: list[int], *, weighted: bool, seed: int
 ) -> None:
