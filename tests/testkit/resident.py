@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psutil
 
 _BLOCK_BYTES = 16_384
@@ -15,7 +17,11 @@ def resident_mib() -> float:
     return float(psutil.Process().memory_info().rss) / _MEBIBYTE
 
 
-def freed_between_others(mebibytes: int) -> list[bytes]:
-    """Allocate so much memory in small blocks and free nearly all; return the blocks that remain, the last one too."""
+def freed_between_others(mebibytes: int, meanwhile: Callable[[], None] = lambda: None) -> list[bytes]:
+    """Allocate so much memory in small blocks and free nearly all; return the blocks that remain, the last one too.
+
+    ``meanwhile`` is called while all blocks are in use.
+    """
     blocks = [b"x" * _BLOCK_BYTES for _ in range(mebibytes * _MEBIBYTE // _BLOCK_BYTES)]
+    meanwhile()
     return [*blocks[::_SHARE], blocks[-1]]

@@ -121,3 +121,15 @@ def test_memory_that_was_freed_between_parts_in_use_is_given_back() -> None:
     trimmer.trim_if_grown()
     assert resident_mib() < before - 64
     del kept
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the allocator of Linux")
+def test_memory_that_was_in_use_at_a_trim_is_given_back_though_the_process_does_not_grow_again() -> None:
+    reclaim_memory()
+    trimmer = MemoryTrimmer()
+    kept = freed_between_others(128, meanwhile=trimmer.trim_if_grown)
+    before = resident_mib()
+    for _ in range(8):
+        trimmer.trim_if_grown()
+    assert resident_mib() < before - 64
+    del kept

@@ -59,20 +59,30 @@ class MemoryTrimmer:
     """Gives memory that was freed back to the system. For one thread at a time.
 
     glibc keeps most of what is freed between parts in use: 80 unfinished requests of 1 MiB left 110 MiB in its heaps. A
-    trim takes 5 to 20 ms, during which allocations may wait, so one is made only after the process has grown.
+    trim takes 5 to 20 ms, during which allocations may wait, so one is made only after the process has grown. What was
+    still in use then may be freed later, so further trims follow, each after twice as many looks as the one before.
     """
 
     def __init__(self) -> None:
-        self._settled_bytes = _resident_bytes()
+        self._least_bytes = self._settled_bytes = _resident_bytes()
+        self._looks = self._pause = 0
 
     def trim_if_grown(self) -> None:
-        """Trim if the process has grown by `GROWTH_BYTES` since the last trim, or since it was smallest."""
+        """Trim if the process has grown by `GROWTH_BYTES` since the last trim; when due, since it was smallest."""
         resident = _resident_bytes()
-        if _trim is not None and resident > self._settled_bytes + GROWTH_BYTES:
+        self._least_bytes = min(self._least_bytes, resident)
+        self._settled_bytes = min(self._settled_bytes, resident)
+        self._looks += 1
+        if resident > self._settled_bytes + GROWTH_BYTES:
+            self._trim(next_pause=1)
+        elif resident > self._least_bytes + GROWTH_BYTES and self._looks >= self._pause:
+            self._trim(next_pause=2 * self._pause)
+
+    def _trim(self, *, next_pause: int) -> None:
+        if _trim is not None:
             _trim(0)
-            self._settled_bytes = _resident_bytes()
-        else:
-            self._settled_bytes = min(self._settled_bytes, resident)
+        self._settled_bytes = _resident_bytes()
+        self._looks, self._pause = 0, next_pause
 
 
 GROWTH_BYTES = 16 * 2**20
