@@ -29,7 +29,8 @@ def test_no_request_and_no_attack_makes_the_server_fail(
     from soak.fuzz import Fuzzer
     from soak.honest_caller import HonestCaller
 
-    monkeypatch.setattr(attacks_on_servers, "_ATTACK_SECONDS", 0.4)
+    for name in ("_ATTACK_SECONDS", "_FLOOD_SECONDS"):
+        monkeypatch.setattr(attacks_on_servers, name, 0.4)
     for name, value in {"_ALONE_SECONDS": 0.05, "_SETTLE_SECONDS": 0.0, "ROUNDS": 1}.items():
         monkeypatch.setattr(attacks, name, value)
     with Fuzzer(served, seed=1) as fuzzer, HonestCaller(served.plain) as honest:

@@ -26,7 +26,7 @@ import psutil
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from soak import attacks_on_versions
-from soak.attacks_on_servers import ATTACKS, Attack
+from soak.attacks_on_servers import ATTACKS, FLOODS, Attack
 from soak.fuzz import Fuzzer
 from soak.honest_caller import HonestCaller, quantiles
 from soak.trial import Trial
@@ -45,6 +45,8 @@ SITES: Final = tuple((front_end, tls) for tls in (False, True) for front_end in 
 
 MAX_LONGER_SECONDS: Final = 0.2
 MAX_GROWTH_MIB: Final = 300
+BOUNDS: Final = ("--max-message-mib", "64", "--max-body-mib", "96")
+"""What unfinished bodies may hold leaves room below that; the attacks send ten times as much."""
 MAX_KEPT_MIB: Final = 50
 """How much more memory the servers may hold after the last round of attacks than after the first, with its caches."""
 ROUNDS: Final = 3
@@ -103,11 +105,12 @@ def session(folder: Path, front_end: str, seed: int, numbers: range, *, tls: boo
     home.mkdir(parents=True)
     credentials = Credentials(folder / "tls", trustme.CA(), "127.0.0.1") if tls else None
     with (
-        serving_both(folder / "runs", "--frontend", front_end, credentials=credentials, home=home) as pair,
+        serving_both(folder / "runs", "--frontend", front_end, *BOUNDS, credentials=credentials, home=home) as pair,
         Fuzzer(pair, seed) as fuzzer,
         HonestCaller(pair.plain) as honest,
     ):
-        attacks = {**ATTACKS, **attacks_on_versions.ATTACKS}
+        floods = {} if front_end == "grpcio" else FLOODS
+        attacks = {**ATTACKS, **floods, **attacks_on_versions.ATTACKS}
         early = _load_some_versions(pair.plain)
         seen = attacked(pair, fuzzer, honest, numbers, folder, attacks=attacks)
     waits = {phase: honest.waits[phase] for phase in (*attacks, "fuzz") if honest.waits[phase]}

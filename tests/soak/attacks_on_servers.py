@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from testkit.served import Served
 
 _ATTACK_SECONDS: Final = 1.0
+_FLOOD_SECONDS: Final = 5.0
 _SECONDS: Final = 30.0
 _MEBIBYTE: Final = 2**20
 _PREDICT: Final = "/understudy.v1.PredictionService/Predict"
@@ -66,19 +67,32 @@ def many_messages(served: Served) -> Iterator[str]:
 
 
 def unfinished_bodies(served: Served) -> Iterator[str]:
-    """Begin 80 bodies and end none."""
+    """Begin 80 bodies of a mebibyte and end none, which every front end holds: a caller is answered beside them.
+
+    The grpcio front end would hold any number of bytes (docs/decisions/connections.md), so there are no more here.
+    """
+    _push_bodies(served, streams=80, size=_MEBIBYTE, seconds=_ATTACK_SECONDS)
+    yield from ()
+
+
+def flood_of_bodies(served: Served) -> Iterator[str]:
+    """Begin bodies of ten times the memory that they may hold together, and end none."""
+    _push_bodies(served, streams=240, size=4 * _MEBIBYTE, seconds=_FLOOD_SECONDS)
+    yield from ()
+
+
+def _push_bodies(served: Served, *, streams: int, size: int, seconds: float) -> None:
     from testkit.hostile_connections import UnfinishedBodies
 
     with ExitStack() as stack:
         hostile = [stack.enter_context(UnfinishedBodies(served.connect(), _PREDICT)) for _ in range(4)]
         for each in hostile:
-            for _ in range(20):
-                each.begin(_MEBIBYTE)
-        ends = time.monotonic() + _ATTACK_SECONDS
+            for _ in range(streams // len(hostile)):
+                each.begin(size)
+        ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             for each in hostile:
                 each.push()
-    yield from ()
 
 
 def silent_connections(served: Served) -> Iterator[str]:
@@ -139,13 +153,21 @@ def held_versions(served: Served) -> Iterator[str]:
 
 
 def unfinished_http_bodies(served: Served) -> Iterator[str]:
-    """Begin REST requests and end none: their headers, or bodies of a mebibyte."""
+    """Begin REST requests and end none: headers, and bodies of ten times the memory that they may hold together."""
+    start = f"POST /v2/models/plain/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {16 * _MEBIBYTE}\r\n"
+    piece = bytes(_MEBIBYTE)
     with ExitStack() as stack:
-        connections = [_http_connection(served, stack) for _ in range(40)]
-        for number, connection in enumerate(connections):
-            start = f"POST /v2/models/plain/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {2 * _MEBIBYTE}\r\n"
-            with suppress(OSError):
-                connection.sendall(start.encode() if number % 2 else f"{start}\r\n".encode() + bytes(_MEBIBYTE))
+        for _ in range(16):
+            _http_connection(served, stack).sendall(start.encode())
+        connections = [_http_connection(served, stack) for _ in range(64)]
+        for connection in connections:
+            connection.sendall(f"{start}\r\n".encode())
+        ends = time.monotonic() + _FLOOD_SECONDS
+        for _ in range(15):
+            for connection in connections:
+                if time.monotonic() < ends:
+                    with suppress(OSError):  # the server has refused it
+                        connection.sendall(piece)
         time.sleep(_ATTACK_SECONDS)
     yield from ()
 
@@ -297,3 +319,5 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     )
 }
 """Those that leave what is serving as it is."""
+FLOODS: Final[Mapping[str, Attack]] = {flood_of_bodies.__name__: flood_of_bodies}
+"""Those that a front end must bound in memory, as all but grpcio do."""

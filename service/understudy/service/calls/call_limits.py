@@ -184,11 +184,14 @@ class BodyBudget:
     Attributes:
         max_bytes: The most bytes at once.
         held_bytes: The bytes held now.
+        turn: What has received a large piece holds it for a round of the loop before it receives more, so that many
+            bodies that arrive together hold no other call up.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.held_bytes = 0
+        self.turn = asyncio.Lock()
 
 
 class BodyReservation:

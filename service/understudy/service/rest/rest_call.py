@@ -45,6 +45,9 @@ TOTAL_SECONDS = 120.0
 MAX_BYTES_AT_ONCE: Final = 32_768
 """Bodies up to this size are parsed and rendered on the event loop; larger ones on another thread."""
 
+_PIECE_BYTES: Final = 65_536
+"""Shorter pieces of a body grow, so that a caller that sends single bytes has no object made of each."""
+
 HTTP_OK: Final = 200
 TOO_SLOW: Final = 408
 TOO_LARGE: Final = 413
@@ -225,8 +228,8 @@ class RestCall(WatchedCall):
             UnsupportedError: Its coding is neither gzip nor deflate.
             InvalidInputError: It cannot be decompressed.
         """
-        received = await self._received_body()
-        body = await self.brief_or_on_a_thread(partial(joined, (received,)), size=len(received))
+        pieces = await self._received_pieces()
+        body = await self.brief_or_on_a_thread(partial(joined, pieces), size=sum(map(len, pieces)))
         self._body_ended = True
         coding = self.request.headers.get("content-encoding", "identity").lower()
         if coding != "identity":
@@ -244,29 +247,38 @@ class RestCall(WatchedCall):
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    async def _received_body(self) -> bytearray:
-        body = bytearray()
+    async def _received_pieces(self) -> list[bytearray]:
+        """Return the body in pieces, as one buffer that grows would be copied again and again on the event loop."""
+        pieces = [bytearray()]
+        size = 0
         loop = asyncio.get_running_loop()
         ends = loop.time() + TOTAL_SECONDS
         try:
             with BodyReservation(self._bodies, self.usage) as reservation:
                 async with asyncio.timeout(IDLE_SECONDS) as patience:
                     async for chunk in self.request.stream():
-                        reservation.hold(len(body) + len(chunk))
-                        body += chunk
-                        _check_size(len(body), self._max_body_bytes)
+                        size += len(chunk)
+                        reservation.hold(size)
+                        _check_size(size, self._max_body_bytes)
+                        if len(pieces[-1]) < _PIECE_BYTES:
+                            pieces[-1] += chunk
+                        else:
+                            pieces.append(bytearray(chunk))
+                        if len(chunk) >= _PIECE_BYTES:
+                            async with self._bodies.turn:
+                                await asyncio.sleep(0)
                         patience.reschedule(min(loop.time() + IDLE_SECONDS, ends))
         except ClientDisconnect:
             raise CallEndedError(CALLER_GONE) from None
         except TimeoutError:
             message = (
-                f"the body is unfinished after {len(body)} bytes; each piece may take {IDLE_SECONDS:g} s and the whole "
+                f"the body is unfinished after {size} bytes; each piece may take {IDLE_SECONDS:g} s and the whole "
                 f"{TOTAL_SECONDS:g} s"
             )
             raise CallEndedError(
                 HttpFailure(code=Code.DEADLINE_EXCEEDED, message=message, status=TOO_SLOW, closes=True)
             ) from None
-        return body
+        return pieces
 
     def _on_message(self, probe: asyncio.Future[Mapping[str, Any]]) -> None:
         self._probe = None
