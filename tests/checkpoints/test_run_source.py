@@ -66,13 +66,46 @@ def test_the_newest_comes_first_and_each_poll_reads_as_many(
     assert sizes == [*[2] * 49, 1]
 
 
-def test_a_sparse_file_without_end_is_not_copied(run: RunDir, publish: Publish, tmp_path: Path) -> None:
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("accepts", ["links", "copies"])
+def test_a_file_of_holes_is_refused_though_its_manifest_lists_its_size(
+    run: RunDir, publish: Publish, accepts: str
+) -> None:
+    manifest = publish(1)
+    model = run.checkpoint(1) / "model.keras"
+    with model.open("r+b") as sparse:
+        sparse.truncate(2**41)
+    files = tuple(replace(entry, size_bytes=2**41) if entry.path == model.name else entry for entry in manifest.files)
+    (run.checkpoint(1) / MANIFEST_FILE).write_bytes(encode_manifest(replace(manifest, files=files)))
+    (checkpoint,) = polled(RunSource(run))
+    with pytest.raises(DamagedCheckpointError, match="has 2199023255552 bytes, of which nearly all are holes"):
+        checkpoint.fetch(run.leases / "000000000001")
+    with pytest.raises(DamagedCheckpointError, match="nearly all are holes"):
+        link_or_copy(model, run.root / "copy", root=run.root, link=accepts == "links")
+    assert not (run.root / "copy").exists()
+
+
+def test_a_file_that_would_fill_the_disk_is_not_copied(
+    run: RunDir, publish: Publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(1)
-    with (run.checkpoint(1) / "model.keras").open("r+b") as sparse:
-        sparse.truncate(shutil.disk_usage(tmp_path).free)
+    disk = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(total=2**40, free=2**28))
     with pytest.raises(OSError, match="would leave too little of the"):
         link_or_copy(run.checkpoint(1) / "model.keras", tmp_path / "copy", root=run.root, link=False)
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_file_of_which_a_part_are_holes_is_accepted(run: RunDir, publish: Publish) -> None:
+    publish(1)
+    model = run.checkpoint(1) / "model.keras"
+    with model.open("r+b") as file:
+        file.truncate(2**30)
+        for part in range(80):
+            file.seek(part * 2**23)
+            file.write(b"x" * 2**20)
+    link_or_copy(model, run.root / "copy", root=run.root)
+    assert (run.root / "copy").stat().st_size == 2**30
 
 
 def test_a_digest_of_another_model_is_refused(run: RunDir, publish: Publish) -> None:

@@ -25,6 +25,10 @@ _ROOM_KEPT_BYTES = 2**28
 _ROOM_KEPT_SHARE = 20
 """What copies leave free on a disk for others, such as the ledger: so many bytes, or one in so many of a small disk."""
 
+_HOLES_CHECKED_BYTES = 2**30
+_DATA_SHARE = 16
+"""Of a file of at least so many bytes, one in so many must be data: the rest of a sparse file is holes."""
+
 _OPENED_AT_MOST = 3
 """How often a file is opened that is replaced meanwhile."""
 
@@ -115,6 +119,28 @@ def check_fits(size: int, folder: Path) -> None:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {too_little}", str(folder))
 
 
+def check_dense(file: BinaryIO, path: Path) -> None:
+    """Check that a large file is not nearly all holes: a few bytes would take hours to hash, or fill a disk as a copy.
+
+    Raises:
+        DamagedCheckpointError: It is.
+        OSError: It cannot be read.
+    """
+    descriptor = file.fileno()
+    size = os.fstat(descriptor).st_size
+    data = at = 0
+    while size >= _HOLES_CHECKED_BYTES and data * _DATA_SHARE < size:
+        try:
+            begin = os.lseek(descriptor, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            raise DamagedCheckpointError(f"{path} has {size} bytes, of which nearly all are holes") from error
+        at = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        data += at - begin
+    os.lseek(descriptor, 0, os.SEEK_SET)
+
+
 def link_or_copy(source: Path, target: Path, *, root: Path, link: bool = True) -> None:
     """Hard-link a writer's file below ``root`` to ``target``, or copy it. ``target`` outlives ``source``.
 
@@ -126,10 +152,11 @@ def link_or_copy(source: Path, target: Path, *, root: Path, link: bool = True) -
 
     Raises:
         FileNotFoundError: ``source`` does not exist.
-        DamagedCheckpointError: See `open_within`.
+        DamagedCheckpointError: See `open_within` and `check_dense`.
         OSError: Copying failed.
     """
     with open_within(source, root) as file:
+        check_dense(file, source)
         target.parent.mkdir(parents=True, exist_ok=True)
         if link and _linked(source, target, os.fstat(file.fileno())):
             return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from understudy.checkpoints.fs import check_fits, open_within
+from understudy.checkpoints.fs import check_dense, check_fits, open_within
 
 
 class FileChangedError(Exception):
@@ -45,10 +45,11 @@ def stable_copy(source: Path, target: Path, *, root: Path) -> Stamp:
     Raises:
         FileChangedError: It changed.
         FileNotFoundError: It does not exist.
-        DamagedCheckpointError: It is no regular file, or a symbolic link leads out of ``root``.
+        DamagedCheckpointError: It is no regular file, nearly all holes, or a symbolic link leads out of ``root``.
         OSError: Reading or writing failed.
     """
     with open_within(source, root) as reader, target.open("xb") as writer:
+        check_dense(reader, source)
         before = Stamp.of(os.fstat(reader.fileno()))
         check_fits(before.size_bytes, target.parent)
         shutil.copyfileobj(reader, writer, 1 << 20)
