@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from understudy.experiments.experiment_errors import ExampleError
-from understudy.experiments.file_sizes import check_arrays
+from understudy.experiments.file_sizes import check_arrays, check_regular
 
 Array = npt.NDArray[Any]
 
@@ -76,6 +76,7 @@ def read_arrays(file: Path, *, name: str | None = None) -> dict[str, Array]:
         ExampleError: It is damaged, holds Python objects, has another format, or does not fit into memory.
     """
     try:
+        check_regular(file.stat())
         with file.open("rb") as stream:
             check_arrays(stream)
             content = np.load(stream, allow_pickle=False)
@@ -83,7 +84,16 @@ def read_arrays(file: Path, *, name: str | None = None) -> dict[str, Array]:
             return {key: array.astype(str) if array.dtype.kind in _TIMES else array for key, array in arrays.items()}
     except FileNotFoundError:
         raise
-    except (OSError, EOFError, ValueError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        ExampleError,
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        MemoryError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise ExampleError(
             f"{name or file} is not a readable .npy or .npz file ({error}); write it with numpy.save or numpy.savez, "
             "without Python objects"

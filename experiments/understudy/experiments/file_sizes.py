@@ -9,6 +9,7 @@ import functools
 import gzip
 import math
 import os
+import stat
 import struct
 import zipfile
 import zlib
@@ -41,9 +42,11 @@ def count_records(file: Path, *, is_compressed: bool) -> int:
 
     Raises:
         OSError: It cannot be read.
-        ExampleError: It ends within a record, or a record is too large. The text does not name the file.
+        ExampleError: It is no regular file, ends within a record, holds zeros in a record's place, or a record is too
+            large. The text does not name the file.
     """
     found = file.stat()
+    check_regular(found)
     return _count(file, found.st_ino, found.st_size, found.st_mtime_ns, is_compressed)
 
 
@@ -56,6 +59,8 @@ def _count(file: Path, _inode: int, size: int, _changed_ns: int, is_compressed: 
             while header := stream.read(_HEADER.size):
                 if len(header) < _HEADER.size:
                     raise ExampleError(f"it ends within record {count}")
+                if not any(header):  # the checksum of a length of 0 is another number
+                    raise ExampleError(f"record {count} is nothing but zeros")
                 length, _ = _HEADER.unpack(header)
                 if length > MAX_RECORD_BYTES:
                     raise ExampleError(f"record {count} has {length} bytes; the limit is {MAX_RECORD_BYTES}")
@@ -77,6 +82,12 @@ def _skipped(stream: IO[bytes], count: int, size: int | None) -> bool:
             return False
         count -= found
     return True
+
+
+def check_regular(status: os.stat_result) -> None:
+    """Raise ExampleError if this is the status of a pipe, a device or a folder: reading it may wait, or never end."""
+    if not stat.S_ISREG(status.st_mode):
+        raise ExampleError("it is no regular file")
 
 
 def check_arrays(stream: IO[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import struct
 import tracemalloc
 import zipfile
@@ -70,6 +71,23 @@ def cut_compressed_records(folder: Path) -> Path:
     return file
 
 
+def records_of_holes(folder: Path) -> Path:
+    file = folder / "holes.tfrecord"
+    with file.open("wb") as sparse:
+        sparse.truncate(2**41)
+    return file
+
+
+def pipe_of_records(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe.tfrecord")
+    return folder / "pipe.tfrecord"
+
+
+def pipe_of_arrays(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe.npz")
+    return folder / "pipe.npz"
+
+
 def claimed(shape: tuple[int, ...]) -> bytes:
     """Return the header of an array, without the array."""
     header = io.BytesIO()
@@ -120,6 +138,8 @@ RECORDS: dict[Callable[[Path], Path], str] = {
     longer_than_the_file: "it ends within record 0, which has 209715200 bytes",
     bomb_of_records: "record 0 has 314572800 bytes; the limit is 268435456",
     cut_compressed_records: "it is damaged after record 0",
+    records_of_holes: "record 0 is nothing but zeros",
+    pipe_of_records: "it is no regular file",
 }
 ARRAYS: dict[Callable[[Path], Path], str] = {
     claimed_array: "x.npy claims an array of 4398046511104 bytes, and holds 128",
@@ -128,9 +148,11 @@ ARRAYS: dict[Callable[[Path], Path], str] = {
     pickled: "Object arrays cannot be loaded",
     cut_arrays: "is not a readable .npy or .npz file",
     no_array: "is not a readable .npy or .npz file",
+    pipe_of_arrays: "it is no regular file",
 }
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [*RECORDS, *ARRAYS], ids=lambda make: make.__name__)
 def test_a_hostile_dataset_is_refused_by_name_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path]
