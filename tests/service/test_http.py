@@ -127,6 +127,11 @@ async def test_a_page_of_the_web_cannot_read_a_port_of_this_machine_under_its_ow
         ("127.0.0.1.evil.example", False),
         ("", False),
         ("[::1", False),
+        ("[::1].evil.example", False),
+        ("[::1]evil.example:8501", False),
+        ("evil.example@127.0.0.1", False),
+        ("127.0.0.1:80@evil.example", False),
+        ("localhost/evil.example", False),
         (None, False),
     ],
 )

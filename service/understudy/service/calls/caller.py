@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
-from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -133,12 +133,14 @@ class RefusalCounter:
         self.count = {reason: counter.labels(reason).inc for reason in _REFUSALS}
 
 
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/?#@\[\]\\]+))(?::\d*)?")
+"""An address in brackets or a name, and a port (RFC 9110, 7.2)."""
+
+
 def host_name(host: str | None) -> str:
-    """Return the name or address in a Host header, without the port; empty if it has none."""
-    try:
-        return urlsplit(f"//{host or ''}").hostname or ""
-    except ValueError:
-        return ""
+    """Return the name or address in a Host header, without the port; empty if it has none or is malformed."""
+    found = _HOST.fullmatch(host or "")
+    return "" if found is None else (found[1] or found[2]).lower()
 
 
 def is_direct(host: str | None) -> bool:
