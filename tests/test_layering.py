@@ -59,14 +59,14 @@ FRONT_END = frozenset({"addresses", "calls", "front_end", "listening_settings", 
 """What a front end of the service may import."""
 
 ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
-    "callers": frozenset({"addresses", "calls", "service_errors", "tls"}),
+    "callers": frozenset({"addresses", "calls", "refreshed_files", "service_errors", "tls"}),
     "calls": frozenset(),
     "handlers": frozenset({"calls", "served_model", "readiness"}),
     "fleet": frozenset({"calls", "readiness", "served_model", "service_errors"}),
     "templates": frozenset({"calls", "handlers", "services"}),
     "traffic": frozenset({"calls", "sample_gaps"}),
     "tracing": frozenset({"calls", "sample_gaps", "service_errors"}),
-    "events": frozenset({"service_errors", "settings"}),
+    "events": frozenset({"refreshed_files", "service_errors", "settings"}),
     "exporters": frozenset({"events"}),
     "rest": frozenset({"addresses", "calls", "handlers", "readiness", "served_model"}),
     "page": frozenset({"calls", "live_numbers", "figures", "fleet", "readiness", "rest", "served_model"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import stat
@@ -347,6 +348,7 @@ def test_a_file_holds_several_keys_of_which_each_is_accepted(run: RunDir, keys: 
         (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "holds what is no public key"),
         (b"#" * 70_000, "too many for a file of keys"),
         (None, "cannot be read"),
+        ("a pipe", "is no regular file"),
         ("cut off", "the last one is cut off"),
         ("private", "is a private key"),
     ],
@@ -359,6 +361,9 @@ def test_keys_that_cannot_be_used_change_nothing_and_are_logged_once(
     before = accepted.identifiers
     if content is None:
         file.unlink()
+    elif content == "a pipe":
+        file.unlink()
+        os.mkfifo(file)
     elif content == "cut off":
         file.write_bytes(file.read_bytes() + public_file(keys.other).read_bytes()[:60])
     elif content == "private":
@@ -371,6 +376,7 @@ def test_keys_that_cannot_be_used_change_nothing_and_are_logged_once(
     assert (accepted.identifiers, accepted.is_current) == (before, False)
     (line,) = [record for record in caplog.records if "kept the old keys" in record.message]
     assert reason in line.__dict__["reason"]
+    file.unlink(missing_ok=True)
     write_keys(file, keys.other)
     accepted.refresh()
     assert accepted.is_current

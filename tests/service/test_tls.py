@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,10 @@ def test_a_change_is_used_when_the_files_belong_together_again(server: Credentia
     assert str(server.key) in line["reason"]
 
     server.certificate.unlink()
+    certificates.refresh()
+    assert certificates.current is before
+
+    os.mkfifo(server.certificate)
     certificates.refresh()
     assert certificates.current is before
 

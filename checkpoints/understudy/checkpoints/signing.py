@@ -287,6 +287,8 @@ def _parse_public(file: Path, block: bytes) -> Ed25519PublicKey:
 
 def _read_key(file: Path, *, is_private: bool) -> bytes:
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # else opening a pipe would wait for its writer
+            raise KeyFileError(f"the key {file} is no regular file")
         with file.open("rb") as opened:
             if is_private:
                 _check_mode(file, os.fstat(opened.fileno()))

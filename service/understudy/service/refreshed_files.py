@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import stat
 from concurrent.futures import Executor
-from typing import Protocol
+from pathlib import Path
+from typing import BinaryIO, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry, Gauge
@@ -13,6 +17,19 @@ REFRESH_SECONDS = 1.0
 """How often to check whether files have changed."""
 
 _log = structlog.get_logger(__name__)
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """Open a file for reading that anything may replace while the service runs. Never waits, as for a pipe's writer.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+    """
+    opened = os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        return opened
+    opened.close()
+    raise OSError(errno.EINVAL, "it is no regular file", str(file))
 
 
 class RefreshedFiles(Protocol):

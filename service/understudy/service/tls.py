@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from understudy.service.refreshed_files import open_regular
 from understudy.service.service_errors import SettingsError
 
 _log = structlog.get_logger(__name__)
@@ -175,7 +176,8 @@ def file_stamp(file: Path) -> tuple[int, ...] | None:
 
 def _read(flag: str, file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        with open_regular(file) as opened:
+            return opened.read()
     except OSError as error:
         raise SettingsError(
             f"{flag} {file} cannot be read ({error.strerror}); give a PEM file that this user can read"

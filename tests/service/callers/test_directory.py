@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import os
 import re
 import ssl
 import time
@@ -107,6 +108,9 @@ def test_a_changed_file_is_used_and_an_unusable_one_is_not(site: Site) -> None:
         site.directory.refresh()
         site.directory.refresh()
     assert [line["event"] for line in lines] == ["kept the old callers, because the new file cannot be used"]
+    site.file.unlink()
+    os.mkfifo(site.file)
+    site.directory.refresh()
     assert site.name("new") == "ada"
     site.write("new")
     site.directory.refresh()
@@ -188,6 +192,10 @@ def test_unusable_keys_change_nothing(site: Site) -> None:
             site.directory.refresh()
         assert [line["event"] for line in lines] == ["cannot use the keys of an issuer"]
         assert site.name(site.issuer.token()) == "corp/ada"
+    site.keys.unlink()
+    os.mkfifo(site.keys)
+    site.directory.refresh()
+    assert site.name(site.issuer.token()) == "corp/ada"
 
 
 class KeyServer:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import ssl
 import time
 from http.server import BaseHTTPRequestHandler
@@ -214,6 +215,10 @@ def test_secrets_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch
     file = tmp_path / "secret"
     with pytest.raises(SettingsError, match="cannot be read"):
         secrets_from(file, [NAME])
+    os.mkfifo(file)
+    with pytest.raises(SettingsError, match="it is no regular file"):
+        secrets_from(file, [NAME])
+    file.unlink()
     file.write_text(f"{OTHER_SECRET}\n")
     assert secrets_from(file, [NAME])[NAME]() == [OTHER_SECRET]
 

@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 
 from understudy.service.addresses import is_loopback
 from understudy.service.calls.caller import Caller, Group, Limits
+from understudy.service.refreshed_files import open_regular
 from understudy.service.service_errors import SettingsError
 
 _PREFIX: Final = "understudy_"
@@ -140,7 +141,9 @@ class CallersFile:
             SettingsError: It cannot be read, or something in it is not as it should be.
         """
         try:
-            return _parsed(tomllib.loads(file.read_bytes().decode("utf-8")), file.parent)
+            with open_regular(file) as opened:
+                content = opened.read()
+            return _parsed(tomllib.loads(content.decode("utf-8")), file.parent)
         except OSError as error:
             raise SettingsError(
                 f"--callers {file} cannot be read ({error.strerror}); give a TOML file that this user can read"

@@ -22,6 +22,7 @@ from joserfc.jwk import KeySet
 from understudy.service.callers.callers_file import Issuer
 from understudy.service.calls.caller import Caller, Group
 from understudy.service.calls.status import UnauthenticatedError
+from understudy.service.refreshed_files import open_regular
 from understudy.service.tls import file_stamp
 
 MAX_TOKEN_CHARACTERS: Final = 8192
@@ -108,7 +109,7 @@ class IssuerKeys:
     def _read(self) -> bytes:
         if isinstance(self.source, str):
             return asyncio.run(asyncio.wait_for(_fetched(self.source), TIMEOUT_SECONDS))
-        with self.source.open("rb") as file:
+        with open_regular(self.source) as file:
             return _bounded(file.read(MAX_JWKS_BYTES + 1))
 
 

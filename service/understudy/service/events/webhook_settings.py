@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from understudy.service.refreshed_files import open_regular
 from understudy.service.service_errors import SettingsError
 
 SECRET_VARIABLE: Final = "UNDERSTUDY_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
@@ -84,7 +85,8 @@ def _text_of(origin: str, file: Path | None) -> str:
     if file is None:
         return os.environ.get(SECRET_VARIABLE, "")
     try:
-        return file.read_text(encoding="ascii")
+        with open_regular(file) as opened:
+            return opened.read().decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{origin} cannot be read: {error}") from error
 
