@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from understudy.service import http_app, http_server
 from understudy.service.calls.caller import is_direct
@@ -162,6 +164,47 @@ async def test_what_is_no_request_is_refused(client: httpx.AsyncClient) -> None:
         received = await reader.read()
     assert received.startswith(b"HTTP/1.1 400 ")
     writer.close()
+
+
+@pytest.mark.parametrize(("size", "status"), [(20_000, 200), (61_000, 200), (70_000, 431)])
+async def test_headers_have_the_same_limit_if_they_arrive_in_pieces(
+    client: httpx.AsyncClient, size: int, status: int
+) -> None:
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    for piece in (b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-long: ", *[b"v" * 1000] * (size // 1000), b"\r\n\r\n"):
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0)  # the server, on this loop too, reads each
+    async with asyncio.timeout(SECONDS):
+        assert (await reader.readline()).startswith(f"HTTP/1.1 {status} ".encode())
+    writer.close()
+
+
+async def test_many_small_chunks_of_a_body_hold_the_loop_only_briefly() -> None:
+    body = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body.append(await Request(scope, receive).body())
+        await PlainTextResponse("content")(scope, receive, send)
+
+    listener = http_server.bind("127.0.0.1", 0)
+    server = http_server.HttpServer(app, listener, max_connections=MAX_CONNECTIONS)
+    await server.start()
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    writer.write(b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    reading = asyncio.create_task(reader.read())
+    longest = 0.0
+    async with asyncio.timeout(SECONDS):
+        while not reading.done():
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - began)
+    assert reading.result().count(b"HTTP/1.1 200 OK") == 2
+    assert body == [b"x" * 40_000, b""]
+    assert longest < 0.1
+    writer.close()
+    await server.stop()
 
 
 async def test_a_connection_beyond_the_limit_is_closed_at_once(client: httpx.AsyncClient) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
@@ -29,6 +30,8 @@ from understudy.service.service_errors import PortInUseError
 from understudy.service.tls import ServerCertificates, certificate_names
 
 _SHUTDOWN_SECONDS = 1
+_MAX_UNPARSED_BYTES: Final = MAX_HEADER_BYTES + 4096
+"""Of headers that arrive in pieces, with their separators; h11's default is 16 KiB."""
 
 HEADER_SECONDS: Final = 10.0
 """The longest wait for the headers of a request: the first since its connection began, else since their first byte."""
@@ -75,6 +78,7 @@ class HttpServer:
             lifespan="off",
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            h11_max_incomplete_event_size=_MAX_UNPARSED_BYTES,
         )
         if certificates is not None:
             config.load()
@@ -112,6 +116,11 @@ def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:
     return context
 
 
+_PART_BYTES: Final = 1024
+_PART_SECONDS: Final = 0.001
+"""Of a body in chunks so many bytes are parsed at a time at first, and more as long as that takes less than this."""
+
+
 class HttpConnection(H11Protocol):
     """One connection. uvicorn itself ends only connections that are silent after a response.
 
@@ -128,6 +137,8 @@ class HttpConnection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _is_refused = False
+    _unparsed = b""
+    _part_bytes = _PART_BYTES
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.BaseProtocol`."""
@@ -172,6 +183,36 @@ class HttpConnection(H11Protocol):
         """See `asyncio.Protocol`."""
         if self._is_refused:
             return
+        if self._unparsed or (len(data) > self._part_bytes and not self._is_in_whole_body()):
+            self._unparsed += data
+            self._parse_part()
+        else:
+            self._parse(data)
+
+    def _is_in_whole_body(self) -> bool:
+        """Return whether the next bytes are of a body without chunks."""
+        return self._is_answering() and all(name != b"transfer-encoding" for name, _ in self.headers)
+
+    def _parse_part(self) -> None:
+        """Parse some of what has arrived, and the rest in the next rounds of the loop: each small chunk takes 13 µs."""
+        if self._is_refused or self.transport.is_closing():
+            self._unparsed = b""
+            return
+        part, self._unparsed = self._unparsed[: self._part_bytes], self._unparsed[self._part_bytes :]
+        began = time.monotonic()
+        self._parse(part)
+        is_brief = time.monotonic() - began < _PART_SECONDS
+        self._part_bytes = 2 * self._part_bytes if is_brief else max(self._part_bytes // 2, _PART_BYTES)
+        if self._unparsed and self._is_in_whole_body():
+            rest, self._unparsed = self._unparsed, b""
+            self._parse(rest)
+        if self._unparsed:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._parse_part)
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
         self.idle.pop(self, None)
         if self._deadline is None and not self._is_answering():
             self._await_headers()
