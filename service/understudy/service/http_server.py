@@ -8,7 +8,7 @@ import socket
 import ssl
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
@@ -130,10 +130,12 @@ class HttpConnection(H11Protocol):
         max_connections: The most connections at once. A further one takes the place of the one that has been idle
             longest, if that is for `SPARED_SECONDS`; else it is closed at once.
         idle: The connections that wait for their next request, longest first, with the loop's time since when.
+        parsing: The connections that have bytes to parse, of which one parses a part in each round of the loop.
     """
 
     max_connections: ClassVar[int]
     idle: ClassVar[OrderedDict[HttpConnection, float]]
+    parsing: ClassVar[deque[HttpConnection]]
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _is_refused = False
@@ -208,9 +210,18 @@ class HttpConnection(H11Protocol):
             self._parse(rest)
         if self._unparsed:
             self.transport.pause_reading()
-            self.loop.call_soon(self._parse_part)
+            self.parsing.append(self)
+            if len(self.parsing) == 1:
+                self.loop.call_soon(self._parse_next)
         elif not self.flow.read_paused:
             self.transport.resume_reading()
+
+    def _parse_next(self) -> None:
+        """Parse a part of the connection that has waited longest."""
+        first = self.parsing.popleft()
+        if self.parsing:
+            self.loop.call_soon(self._parse_next)
+        first._parse_part()  # noqa: SLF001 - another connection
 
     def _parse(self, data: bytes) -> None:
         self.idle.pop(self, None)
@@ -289,7 +300,9 @@ class HttpConnection(H11Protocol):
 
 def limited(protocol: type[HttpConnection], max_connections: int) -> type[HttpConnection]:
     """Return a protocol for a server with this many connections at most."""
-    return type(protocol.__name__, (protocol,), {"max_connections": max_connections, "idle": OrderedDict()})
+    return type(
+        protocol.__name__, (protocol,), {"max_connections": max_connections, "idle": OrderedDict(), "parsing": deque()}
+    )
 
 
 class _CertificateConnection(HttpConnection):
