@@ -111,6 +111,17 @@ def test_no_value_controls_the_terminal_or_begins_a_line() -> None:
     assert rf"about {escaped}\nforged" in last
 
 
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_long_value_is_cut_and_a_traceback_is_not(log_format: LogFormat) -> None:
+    stream = io.StringIO()
+    configure(level="info", log_format=log_format, stream=stream)
+    audit_refused_request("127.0.0.1:1", "/" + "p" * 60_000, "n" * 60_000)
+    assert stream.getvalue().count("... (60000 characters)") == 1
+    assert 2_000 < len(stream.getvalue()) < 10_000
+    structlog.get_logger("x").error("failed", exc_info=ValueError("v" * 60_000))
+    assert "v" * 60_000 in stream.getvalue()
+
+
 def test_lines_below_the_level_are_not_written() -> None:
     stream = io.StringIO()
     configure(level="warning", log_format="json", stream=stream)

@@ -34,6 +34,7 @@ _MOST_WARNINGS: Final = 10
 _MOST_CALLS: Final = 100
 _MOST_REFUSALS: Final = 20
 _MOST_KINDS: Final = 1000
+_LONGEST_VALUE: Final = 2048
 
 
 def configure(
@@ -71,6 +72,7 @@ def configure(
             ],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                _cut_long_values,
                 *withhold,
                 *_renderers(log_format, stream),
             ],
@@ -177,6 +179,17 @@ def _renderers(log_format: LogFormat, stream: TextIO) -> Sequence[Processor]:
         console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
         return [structlog.processors.format_exc_info, _escape_controls, console]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+
+
+def _cut_long_values(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Cut long values: callers choose names and paths of up to 60 KiB."""
+    return {key: _cut(value) for key, value in event.items()}
+
+
+def _cut(value: Any) -> Any:
+    if not isinstance(value, str) or len(value) <= _LONGEST_VALUE:
+        return value
+    return f"{value[:_LONGEST_VALUE]}... ({len(value)} characters)"
 
 
 def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
