@@ -172,6 +172,23 @@ def unfinished_http_bodies(served: Served) -> Iterator[str]:
     yield from ()
 
 
+def small_chunks(served: Served) -> Iterator[str]:
+    """Send bodies in chunks of one byte, as fast as the server takes them."""
+    start = b"POST /v2/models/plain/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = b"1\r\nx\r\n" * 20_000
+    with ExitStack() as stack:
+        connections = [_http_connection(served, stack) for _ in range(16)]
+        for connection in connections:
+            connection.sendall(start)
+            connection.settimeout(0.05)
+        ends = time.monotonic() + _ATTACK_SECONDS
+        while time.monotonic() < ends:
+            for connection in connections:
+                with suppress(OSError):  # it takes no more for now, or has refused it
+                    connection.sendall(chunks)
+    yield from ()
+
+
 def cancelled_calls(served: Served) -> Iterator[str]:
     """Cancel 60 calls a second; others on the same connection are answered."""
     from testkit.values import values
@@ -307,6 +324,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
         many_messages,
         unfinished_bodies,
         unfinished_http_bodies,
+        small_chunks,
         silent_connections,
         quiet_streams,
         held_versions,
