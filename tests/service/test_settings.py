@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -111,6 +112,19 @@ def test_the_state_of_somebody_elses_folder_is_elsewhere_and_always_the_same(
 
 def test_a_chosen_state_folder_goes_before_all() -> None:
     assert ServeSettings(run_dir=RUN, state_dir=Path("here")).evaluator_state_dir == Path("here")
+
+
+def test_a_user_without_a_home_folder_is_asked_for_the_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(user: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+
+    with pytest.raises(SettingsError, match="no home folder; give --state-dir"):
+        _ = ServeSettings(checkpoints=RUN).evaluator_state_dir
+    assert ServeSettings(checkpoints=RUN, state_dir=Path("here")).evaluator_state_dir == Path("here")
 
 
 def test_checkpoints_may_lie_at_a_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

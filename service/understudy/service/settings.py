@@ -245,16 +245,28 @@ class ServeSettings(ReportingSettings, ListeningSettings, ServingSettings):
 
     @property
     def evaluator_state_dir(self) -> Path:
-        """The evaluator's state folder: the same folder for the same checkpoints."""
+        """The evaluator's state folder: the same folder for the same checkpoints.
+
+        Raises:
+            SettingsError: None is given, and this user has no home folder.
+        """
         if self.state_dir is not None:
             return self.state_dir
-        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         folder = self.run_dir or self.checkpoints
         if folder is None:
             digest = hashlib.sha256(f"{self.follow} {self.grpc_port}".encode()).hexdigest()
-            return home / "understudy" / f"following-{digest[:12]}"
+            return _state_home() / f"following-{digest[:12]}"
         is_url = self.location.url is not None
         if self.run_dir is not None and not is_url:
             return self.run_dir / "evaluator"
         folder = folder if is_url else folder.resolve()
-        return home / "understudy" / f"{folder.name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+        return _state_home() / f"{folder.name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+
+
+def _state_home() -> Path:
+    """Return the folder for the state of all servers of this user that have no run folder."""
+    chosen = os.environ.get("XDG_STATE_HOME")
+    try:
+        return Path(chosen or Path.home() / ".local" / "state") / "understudy"
+    except RuntimeError as error:
+        raise SettingsError("state_dir is not given, and this user has no home folder; give --state-dir") from error
