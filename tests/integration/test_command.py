@@ -5,6 +5,7 @@ from __future__ import annotations
 import http
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -246,6 +247,32 @@ def test_it_ends_by_itself_once_training_has_ended_and_all_is_evaluated(tmp_path
     assert status == 0, errors
     records = ledger_of(RunDir(tmp_path / "run"))
     assert sorted((record.step, record.dataset) for record in records) == [(1, "test"), (2, "test"), (3, "test")]
+
+
+def test_a_run_folder_that_is_deleted_and_trained_anew_is_served_with_a_ledger_of_its_own(
+    tmp_path: Path, start: Start
+) -> None:
+    run = tmp_path / "run"
+    write_dataset(tmp_path / "test.npz", best_step=3)
+    for step in (1, 9):
+        Chief(run).publish(step)
+    process = start("--run-dir", run, "--eval-data", f"test={tmp_path / 'test.npz'}")
+    before = process.wait_for("READY")
+    assert before[3] == "9"
+    with Client(before[1]) as client:
+        assert len([entry.step for _, entry in zip(range(2), client.watch_evaluations(), strict=False)]) == 2
+        until(lambda: len([*(run / "evaluator" / "results").glob("*.json")]) == 2)
+    shutil.rmtree(run)
+    for step in (2, 3):
+        Chief(run).publish(step)
+    ready = process.wait_for("READY")
+    assert ready[3] == "3"
+    with Client(ready[1]) as client:
+        assert {entry.step for _, entry in zip(range(2), client.watch_evaluations(), strict=False)} == {2, 3}
+        assert {entry.step for entry in client.list_evaluations()} == {2, 3}
+    process.signal(signal.SIGTERM)
+    status, errors = process.end()
+    assert status == 0, errors
 
 
 def ledger_of(run: RunDir) -> list[EvaluationRecord]:

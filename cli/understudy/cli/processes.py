@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import click
 
 LineListener = Callable[[str], None]
 
 _LOG_POLL_SECONDS = 0.05
+
+_FIRST_OTHER_FILE = 3
+"""The first file descriptor after those of standard input, output and error."""
 
 _END_WITH_PARENT = """
 import ctypes, os, sys
@@ -27,6 +31,23 @@ if os.getppid() == int(sys.argv[1]):  # else the parent ended before
     os.execv(sys.argv[2], sys.argv[2:])
 """
 """Runs another program that the system kills when the process that started it ends."""
+
+
+def own_command() -> list[str]:
+    """Return the command line of this process."""
+    return [sys.executable, "-m", "understudy.cli", *sys.argv[1:]]
+
+
+def start_again() -> NoReturn:
+    """Replace this program by a new start of it, in the same process. Does not return.
+
+    Files and sockets but for standard input, output and error are closed, whoever opened them.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.closerange(_FIRST_OTHER_FILE, os.sysconf("SC_OPEN_MAX"))
+    os.execv(sys.executable, own_command())  # noqa: S606 - it starts without a shell on purpose
 
 
 class ChildProcess:

@@ -14,6 +14,7 @@ from understudy.cli.command_errors import (
     reported,
 )
 from understudy.cli.options import settings_options
+from understudy.cli.processes import start_again
 from understudy.evaluator.evaluator_errors import EvaluatorError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.experiments import ExperimentError
@@ -32,7 +33,8 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
 
     Prints LISTENING once both ports answer and READY once the first checkpoint is serving. On SIGTERM it finishes the
     calls in progress and exits with status 0. With --exit-when-finished it also exits once training has ended and
-    every checkpoint is evaluated.
+    every checkpoint is evaluated. When the run folder was deleted, with the state folder in it, and a new training has
+    published a checkpoint there, it starts again by itself.
 
     Exit status: 0 SIGTERM, or training finished; 1 failed, see stderr; 2 usage error; 5 training failed;
     6 --exit-timeout-seconds ran out; 8 a device failed repeatedly (--max-device-failures); 143 SIGTERM before training
@@ -42,7 +44,7 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
 
 
 def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
-    """Serve until SIGTERM or the end of training.
+    """Serve until SIGTERM or the end of training. Start this program again if the run folder is trained anew.
 
     Raises:
         CommandError: An expected failure; or a signal before the end of training, where that end is waited for.
@@ -54,6 +56,8 @@ def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) 
 
     with reported(ServiceError, EvaluatorError, ExperimentError, CheckpointError):
         service_exit = serve(settings, evaluator_settings)
+    if service_exit.reason is ExitReason.TRAINED_ANEW:
+        start_again()
     if service_exit.reason is ExitReason.FAILED:
         raise CommandError(service_exit.message, exit_code=TRAINING_FAILED)
     if service_exit.reason is ExitReason.TIMED_OUT:

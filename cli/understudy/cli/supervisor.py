@@ -109,10 +109,5 @@ class Supervisor:
             self._child.terminate()
 
 
-def own_command() -> list[str]:
-    """Return the command line of this process."""
-    return [sys.executable, "-m", "understudy.cli", *sys.argv[1:]]
-
-
 def _is_restartable(status: int) -> bool:
     return status < 0 or status in RESTARTABLE

@@ -61,6 +61,11 @@ class EvaluatorState(EvaluatorLifecycle):
         """How often in a row the checkpoints of the source could not be followed."""
         return self._components.watcher.failures
 
+    @property
+    def is_trained_anew(self) -> bool:
+        """Whether another training is where the ledger and the checkpoints of this one were."""
+        return self._components.watcher.is_trained_anew
+
     def is_caught_up(self, since: float) -> bool:
         """Return whether a poll after ``since``, on the `time.monotonic` clock, found nothing left to evaluate."""
         return self._components.watcher.is_caught_up(since)

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit, TrainingEndMonitor, TrainingWatch
+from understudy.evaluator.evaluation.training_end import (
+    TRAINED_ANEW,
+    ExitReason,
+    ServiceExit,
+    TrainingEndMonitor,
+    TrainingWatch,
+)
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.temporary_folders import delete_abandoned
@@ -51,7 +57,7 @@ if TYPE_CHECKING:
     from understudy.evaluator.factory import NamedEvaluator
 
 POLL_SECONDS = 0.5
-"""How often to check whether training has ended."""
+"""How often to check whether training has ended, or was begun anew."""
 
 TRIM_SECONDS = 2.0
 """How often to check whether freed memory is to be given back to the system."""
@@ -70,6 +76,8 @@ _log = structlog.get_logger(__name__)
 
 def serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> ServiceExit:
     """Serve until SIGTERM or SIGINT, or until training ends if the settings say so; then drain and return the reason.
+
+    It also ends when the run folder was deleted and trained anew: then the caller starts the program again.
 
     A second signal ends the process at once. With the envoy front end, this process first becomes Envoy. Envoy re-runs
     this program, and control returns here.
@@ -231,13 +239,13 @@ class Service:
 
     async def _end(self, stop: asyncio.Event, evaluator: Evaluator) -> ServiceExit:
         """Wait for the end and return the reason."""
-        folder = self._settings.journal_folder
-        if folder is None or not self._settings.exit_when_finished:
-            await stop.wait()
-            return ServiceExit(reason=ExitReason.SIGNALLED)
-        training = TrainingEndMonitor(folder, evaluator, timeout_seconds=self._settings.exit_timeout_seconds)
+        folder, training = self._settings.journal_folder, None
+        if folder is not None and self._settings.exit_when_finished:
+            training = TrainingEndMonitor(folder, evaluator, timeout_seconds=self._settings.exit_timeout_seconds)
         while not stop.is_set():
-            service_exit = await self._loop.run_in_executor(self._executor, training.check)
+            service_exit = TRAINED_ANEW if evaluator.is_trained_anew else None
+            if training is not None and service_exit is None:
+                service_exit = await self._loop.run_in_executor(self._executor, training.check)
             if service_exit is not None:
                 _log.info(service_exit.message, ending=service_exit.reason.value)
                 return service_exit

@@ -83,9 +83,41 @@ def test_nothing_is_decided_while_another_state_folder_is_where_the_evaluator_s_
     with pytest.raises(LedgerError, match="was deleted, moved or replaced"):
         harness.watcher._pass()
     assert harness.serving_step() == 1
+    assert not harness.watcher.is_trained_anew
     assert not [*state.iterdir()]
     state.rmdir()
     away.rename(state)
+    harness.reconcile()
+    assert harness.serving_step() == 2
+
+
+def test_another_training_where_the_run_was_begins_anew_once_it_has_a_checkpoint(harness: WatcherHarness) -> None:
+    harness.lifecycle.publish(1, 2)
+    harness.reconcile()
+    shutil.rmtree(harness.lifecycle.run.root)
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="was deleted, moved or replaced"):
+            harness.watcher._pass()
+        assert not harness.watcher.is_trained_anew
+    harness.lifecycle.write(1, "net 7")
+    with pytest.raises(LedgerError, match="was deleted, moved or replaced"):
+        harness.watcher._pass()
+    assert harness.watcher.is_trained_anew
+    assert harness.serving_step() == 2
+
+
+def test_a_training_that_begins_again_below_the_steps_before_is_served_by_the_latest_policy(
+    make_harness: Callable[..., WatcherHarness],
+) -> None:
+    harness = make_harness()
+    harness.lifecycle.publish(1, 2, 9)
+    harness.reconcile()
+    assert harness.serving_step() == 9
+    shutil.rmtree(harness.lifecycle.run.checkpoints)
+    harness.lifecycle.write(1, "net 7")
+    harness.reconcile()
+    assert harness.serving_step() == 1
+    harness.lifecycle.write(2, "net 8")
     harness.reconcile()
     assert harness.serving_step() == 2
 

@@ -30,6 +30,7 @@ class ExitReason(enum.Enum):
     FAILED = "failed"
     TIMED_OUT = "timed out"
     DEVICE_FAILED = "device failed"
+    TRAINED_ANEW = "trained anew"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,12 @@ class ServiceExit:
 
     reason: ExitReason
     message: str = ""
+
+
+TRAINED_ANEW = ServiceExit(
+    reason=ExitReason.TRAINED_ANEW,
+    message="another training is where the ledger and the checkpoints were; starting again with a new ledger",
+)
 
 
 class EvaluatorProgress(Protocol):

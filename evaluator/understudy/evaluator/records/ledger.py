@@ -100,8 +100,14 @@ class Ledger:
         if not is_present:
             raise LedgerError(
                 f"the ledger {self._path} was deleted, moved or replaced while it was in use; nothing is decided or "
-                "recorded until it is back; to begin a new one, start this server again"
+                "recorded until it is back, or until another training is there; to begin a new ledger for the same "
+                "training, start this server again"
             )
+
+    @property
+    def has_no_file(self) -> bool:
+        """Whether nothing is where the file was opened."""
+        return not self._path.exists()
 
     @property
     def last_sequence(self) -> int:

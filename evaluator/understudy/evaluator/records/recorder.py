@@ -124,6 +124,11 @@ class Recorder:
         """Raise LedgerError if the ledger is no longer where it was opened."""
         self._ledger.check_present()
 
+    @property
+    def has_no_ledger(self) -> bool:
+        """Whether nothing is where the ledger was opened."""
+        return self._ledger.has_no_file
+
     def remaining(self, step: int, digest: str) -> list[EvaluationDataset]:
         """Return the datasets without a final record for a checkpoint, in the order of scoring."""
         if (step, digest, WHOLE_CHECKPOINT, "") in self._recorded:

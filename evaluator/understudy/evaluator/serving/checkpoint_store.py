@@ -22,7 +22,7 @@ from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Changes, Checkpoint, CheckpointSource
 from understudy.evaluator.evaluator_errors import VersionNotFoundError, available_steps
 from understudy.evaluator.step_changes import StepChanges
-from understudy.evaluator.types import CheckpointInfo
+from understudy.evaluator.types import CheckpointInfo, CheckpointKey
 
 _log = logging.getLogger(__name__)
 
@@ -132,6 +132,17 @@ class CheckpointStore:
         """Return every checkpoint by ascending step."""
         with self._lock:
             return [item.info for item in self._items.values()]
+
+    def offered(self) -> set[CheckpointKey]:
+        """Return the checkpoints that the source has, as of the last `refresh`."""
+        with self._lock:
+            return {item.info.key for item in self._items.values() if item.offered is not None}
+
+    def is_offered(self, step: int) -> bool:
+        """Return whether the source has the checkpoint of a step, as of the last `refresh`."""
+        with self._lock:
+            item = self._items.get(step)
+            return item is not None and item.offered is not None
 
     def newest(self) -> CheckpointInfo | None:
         """Describe the checkpoint of the highest step, or return None if there is none."""
@@ -255,6 +266,7 @@ class CheckpointStore:
     def _fetch(self, item: _Item) -> LocalCheckpoint:
         folder = self._folder(item.info.step)
         if item.offered is not None:
+            self._directory.stat()  # one that was deleted is not made again: the folder around it is being deleted, too
             return item.offered.fetch(folder, verify=False)
         try:
             return open_local_checkpoint(folder, verify=False, accepted=self._accepted)

@@ -76,6 +76,8 @@ class CheckpointWatcher:
 
     Attributes:
         failures: How many passes failed in a row.
+        is_trained_anew: Whether another training is where the ledger and the checkpoints of this one were. Nothing is
+            decided any more; a process that starts there begins with it.
     """
 
     def __init__(
@@ -123,6 +125,8 @@ class CheckpointWatcher:
         self._is_done = False
         self._caught_up_at = -math.inf
         self.failures = 0
+        self.is_trained_anew = False
+        self._lost: set[CheckpointKey] | None = None
         self._woken = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="understudy-watcher")
@@ -169,12 +173,32 @@ class CheckpointWatcher:
     def _pass(self) -> None:
         """Find out what has changed, act on it, and tell other servers what is serving."""
         if self._target.followed is None:
-            self._recorder.check_present()  # else another evaluator's files might be where this one's were
+            self._check_state()
         try:
             self._reconcile()
             self._events.flush()
         finally:
             self._publish_serving()
+
+    def _check_state(self) -> None:
+        """Raise LedgerError if the ledger is gone: another evaluator's files might be where this one's were."""
+        try:
+            self._recorder.check_present()
+        except LedgerError:
+            if self._lost is None:
+                self._lost = {info.key for info in self._store.checkpoints()}
+            self.is_trained_anew = self._recorder.has_no_ledger and self._has_only_others(self._lost)
+            raise
+        self._lost = None
+
+    def _has_only_others(self, lost: set[CheckpointKey]) -> bool:
+        """Return whether the source has checkpoints, and none of these."""
+        try:
+            self._store.refresh()
+        except (CheckpointError, OSError):
+            return False
+        offered = self._store.offered()
+        return bool(offered) and offered.isdisjoint(lost)
 
     def _pause(self, seconds: float, seen: object) -> None:
         """Wait until the next pass is due, `wake` is called, `peek` differs from ``seen``, or a decision is read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from sortedcontainers import SortedSet
 
@@ -14,7 +14,7 @@ from understudy.evaluator.serving.ranking import Ranking
 from understudy.evaluator.serving.rollout import Rollout
 from understudy.evaluator.settings import VersionPolicy
 from understudy.evaluator.step_changes import ChangedSteps
-from understudy.evaluator.types import CheckpointKey
+from understudy.evaluator.types import CheckpointInfo, CheckpointKey
 
 
 class EligibleSteps:
@@ -59,7 +59,21 @@ class EligibleSteps:
         if policy == "best":
             return self._ranked.best_to_serve()
         with self._lock:
-            return self._fit[-1] if self._fit else None
+            return self._newest(reversed(self._fit))
+
+    def _newest(self, steps: Iterable[int]) -> int | None:
+        """Return the first of some descending steps, unless a lower one was written later and the higher one is gone.
+
+        A training that begins again, or from an earlier step, has deleted what it did not go on from.
+        """
+        newest: CheckpointInfo | None = None
+        for step in steps:
+            info, is_offered = self._store.find(step), self._store.is_offered(step)
+            if info is not None and (newest is None or (is_offered and info.created_at > newest.created_at)):
+                newest = info
+            if is_offered:
+                break
+        return None if newest is None else newest.step
 
     def includes(self, step: int) -> bool:
         """Return whether a step may serve."""
