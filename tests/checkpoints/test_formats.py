@@ -218,15 +218,25 @@ def test_an_index_and_data_of_two_saves_are_damage(
         damaged.fetch(tmp_path / "pinned")
 
 
+@pytest.mark.parametrize("hours", [-1, 0, 1])
 def test_a_file_without_checksums_is_left_alone_until_its_clock_has_ticked(
-    saved: dict[ModelKind, Path], theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: dict[ModelKind, Path], theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, hours: int
 ) -> None:
+    """Whatever the difference of this machine's clock from that of the file's."""
     file = shutil.copyfile(saved[ModelKind.HDF5] / "epoch-9.h5", theirs / "epoch-9.h5")
     source = source_of(theirs, tmp_path)
     written = file.stat().st_mtime
-    monkeypatch.setattr("time.time", lambda: written + HDF5_SETTLE_SECONDS / 2)
-    assert polled(source) == []
-    monkeypatch.setattr("time.time", lambda: written + HDF5_SETTLE_SECONDS * 2)
+    monkeypatch.setattr("time.time", lambda: written - hours * 3600)
+    waited: list[float] = []
+
+    def write_more(seconds: float) -> None:
+        waited.append(seconds)
+        os.utime(file, (written, written + 1))
+
+    with monkeypatch.context() as writing:
+        writing.setattr("time.sleep", write_more)
+        assert polled(source) == []
+    assert waited == [HDF5_SETTLE_SECONDS]
     assert [checkpoint.step for checkpoint in polled(source)] == [5]
 
 

@@ -66,8 +66,10 @@ class ForeignFiles:
         """
         files = self._files()
         stamps = Stamps.of(files)
-        if 0 <= time.time() - stamps.modified_ns / 1e9 < self.format.settle_seconds:
-            raise FileChangedError(f"{self.path} was written just now")
+        if self.format.settle_seconds:
+            time.sleep(self.format.settle_seconds)  # its age would be by the clock of another machine
+            if self.stamps() != stamps:
+                raise FileChangedError(f"{self.path} was written just now")
         for name, stamp in stamps.files:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)

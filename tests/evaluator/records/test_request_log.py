@@ -71,7 +71,14 @@ class Log:
         self.size = 0
         self.now = time.time()
         chosen = {"folder": folder, "max_bytes": MIB, "max_age_seconds": HOUR_SECONDS, **options}
-        self.log = RequestLog(RequestLogOptions(**chosen), self, targets_of=targets_of, clock=lambda: self.now)
+        self.elapsed = 0.0
+        self.log = RequestLog(
+            RequestLogOptions(**chosen),
+            self,
+            targets_of=targets_of,
+            clock=lambda: self.now,
+            monotonic=lambda: self.elapsed,
+        )
 
     @property
     def files(self) -> list[Path]:
@@ -81,8 +88,12 @@ class Log:
         """Take requests, and let a file become old enough."""
         for request in requests:
             self.log.take(request)
-        self.now += request_log.FLUSH_SECONDS
+        self.pass_time(request_log.FLUSH_SECONDS)
         self.log.tick()
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.elapsed += seconds
 
     def examples(self) -> list[LoggedExample]:
         return list(read_logged(self.files, SIGNATURE))
@@ -95,6 +106,14 @@ class Log:
 
     def size_changed(self, size: int) -> None:
         self.size = size
+
+
+def test_a_clock_that_was_set_back_delays_no_file(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    log.log.take(request_of(1.0))
+    log.now -= HOUR_SECONDS
+    log.write()
+    assert log.requests == 1
 
 
 def test_requests_are_read_back_as_they_were(tmp_path: Path) -> None:
@@ -183,10 +202,10 @@ def test_a_request_that_is_larger_than_a_file_is_not_logged(tmp_path: Path) -> N
 def test_old_files_go_without_new_requests(tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
     log.write(request_of(1.0))
-    log.now += HOUR_SECONDS - 120
+    log.pass_time(HOUR_SECONDS - 120)
     log.log.tick()
     assert len(log.files) == 1
-    log.now += 240
+    log.pass_time(240)
     log.log.tick()
     assert log.files == []
 

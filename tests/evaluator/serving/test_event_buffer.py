@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,18 @@ def test_a_life_of_a_checkpoint_is_told_in_order(make_harness: Callable[..., Wat
     assert committed.event.occurred_at == committed.event.data["created_at"] == stored.created_at
     assert committed.event.data["final"] is False
     assert promoted.event.data["previous_step"] is None
+
+
+def test_a_training_that_goes_on_where_the_clock_is_an_hour_behind_is_promoted(
+    harness: WatcherHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.lifecycle.publish(1)
+    harness.reconcile()
+    there = time.time() - 3600
+    monkeypatch.setattr(time, "time", lambda: there)
+    harness.lifecycle.publish(2)
+    harness.reconcile()
+    assert [event for event in events_of(harness) if event[0] is not COMMITTED] == [(PROMOTED, 1), (PROMOTED, 2)]
 
 
 def test_a_roll_back_is_told_apart_from_a_promotion(harness: WatcherHarness) -> None:

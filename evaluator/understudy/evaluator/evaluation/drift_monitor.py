@@ -106,7 +106,7 @@ class DriftMonitor:
         dataset: The reference.
         options: What is compared.
         on_computed: Called with each result.
-        clock: Returns the time in seconds since the epoch.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class DriftMonitor:
         options: DriftOptions,
         *,
         on_computed: Callable[[LiveDrift], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
         self._dataset = dataset
@@ -156,7 +156,7 @@ class DriftMonitor:
         if self._is_new and now >= self._computes_at:
             self._computes_at = now + COMPUTE_SECONDS
             self._is_new = False
-            self._compute(now)
+            self._compute()
 
     def close(self) -> None:
         """Free the sketches, whose library reports those that live until the process ends."""
@@ -206,7 +206,7 @@ class DriftMonitor:
         assert self._inputs is not None  # noqa: S101 - set before any half
         self._halves = [_Half(self._inputs, self._scores), *self._halves[:1]]
 
-    def _compute(self, now: float) -> None:
+    def _compute(self) -> None:
         assert self._inputs is not None  # noqa: S101 - as above
         assert self._step is not None  # noqa: S101 - as above
         inputs, scores = self._inputs.like_this(), self._scores.like_this()
@@ -217,7 +217,7 @@ class DriftMonitor:
             dataset=self._dataset.name,
             step=self._step,
             examples=sum(half.examples for half in self._halves),
-            computed_at=now,
+            computed_at=time.time(),
             inputs=self._inputs.compare(inputs),
             scores=self._scores.compare(scores),
         )

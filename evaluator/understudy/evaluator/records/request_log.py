@@ -75,6 +75,7 @@ class RequestLog:
         observer: Counts what becomes of the requests.
         targets_of: Returns the targets of a request by the names of outputs, ``[examples, ...]``; None for the answers.
         clock: Returns the time in seconds since the epoch.
+        monotonic: Monotonic clock, in seconds.
 
     Raises:
         ConfigurationError: The folder cannot be written to.
@@ -88,11 +89,13 @@ class RequestLog:
         *,
         targets_of: Callable[[LoggedRequest], Arrays] | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._observer = observer
         self._targets_of = targets_of
         self._clock = clock
+        self._monotonic = monotonic
         self._records: list[bytes] = []
         self._requests = 0
         self._bytes = 0
@@ -137,7 +140,7 @@ class RequestLog:
         if self._bytes + size > self._file_bytes:
             self._flush()
         if not self._records:
-            self._since = self._clock()
+            self._since = self._monotonic()
         self._records += records
         self._requests += 1
         self._bytes += size
@@ -145,12 +148,12 @@ class RequestLog:
 
     def tick(self) -> None:
         """Write the current file if it is old enough, and once in a while remove files that are too old."""
-        now = self._clock()
+        now = self._monotonic()
         if self._records and now - self._since >= FLUSH_SECONDS:
             self._flush()
         if now >= self._removes_at:
             self._removes_at = now + FLUSH_SECONDS
-            self._remove_old(now - self._options.max_age_seconds)
+            self._remove_old(self._clock() - self._options.max_age_seconds)
 
     def close(self) -> None:
         """Write what there is, and give the folder free."""

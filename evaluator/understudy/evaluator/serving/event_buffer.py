@@ -65,7 +65,10 @@ class EventBuffer:
         self._wake()
 
     def promoted(self, info: CheckpointInfo) -> None:
-        """Add that a checkpoint serves: promoted, or rolled back if the one before was created later."""
+        """Add that a checkpoint serves: promoted, or rolled back if the one before was later, by its step and its time.
+
+        A clock that differs does not make a rollback of a promotion, nor does a training that begins again.
+        """
         if self._ledger is None:
             return
         self._hold(info, self._clock())
@@ -124,7 +127,7 @@ class EventBuffer:
 
 
 def _serving_event(served: LastServed, at: float, last: LastServed | None) -> Event:
-    is_older = last is not None and served.created_at < last.created_at
+    is_older = last is not None and served.step < last.step and served.created_at < last.created_at
     return Event(
         type=EventType.ROLLED_BACK if is_older else EventType.PROMOTED,
         step=served.step,
