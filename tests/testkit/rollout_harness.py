@@ -76,7 +76,7 @@ class Harness:
         )
         self.decisions = DecisionFile(self.folder)
         if self.decisions.current is None:
-            self.decisions.publish(lambda: OLD)
+            self.decisions.publish(lambda: OLD, followed=None)
         self.rollout = Rollout(
             self.plan,
             directory=self.folder,
@@ -128,7 +128,7 @@ class Harness:
         """Do as the controller does: serve what the rollout says."""
         key = self.rollout.serves(self.wishes.chosen or OLD, self.wishes.may_stay)
         self.wishes.serving = key
-        self.decisions.publish(lambda: key)
+        self.decisions.publish(lambda: key, followed=None)
         self.rollout.advance(self.wishes)
 
     @property

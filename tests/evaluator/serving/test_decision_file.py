@@ -24,7 +24,7 @@ SECOND = (20, "b" * 64)
 
 
 def publish(written: DecisionFile, decision: tuple[int, str]) -> None:
-    written.publish(lambda: decision)
+    written.publish(lambda: decision, followed=None)
 
 
 def key(decision: ServingDecision | None) -> tuple[int, str] | None:
@@ -170,11 +170,11 @@ def test_of_two_threads_that_tell_of_a_change_the_later_one_stands(tmp_path: Pat
         assert go_on.wait(WAIT_SECONDS)
         return found
 
-    slow = threading.Thread(target=written.publish, args=(read_slowly,))
+    slow = threading.Thread(target=written.publish, args=(read_slowly,), kwargs={"followed": None})
     slow.start()
     assert reads.wait(WAIT_SECONDS)
     serving[0] = SECOND
-    fast = threading.Thread(target=written.publish, args=(lambda: serving[0],))
+    fast = threading.Thread(target=written.publish, args=(lambda: serving[0],), kwargs={"followed": None})
     fast.start()
     go_on.set()
     slow.join(WAIT_SECONDS)
@@ -184,5 +184,5 @@ def test_of_two_threads_that_tell_of_a_change_the_later_one_stands(tmp_path: Pat
 
 def test_nothing_is_told_before_something_serves(tmp_path: Path) -> None:
     written = DecisionFile(tmp_path)
-    written.publish(lambda: None)
+    written.publish(lambda: None, followed=None)
     assert written.current is None

@@ -144,7 +144,7 @@ def test_a_pin_of_another_version_stops_it(harness: Harness, pinned: CheckpointK
 def test_a_pin_of_the_new_version_gives_it_to_all(harness: Harness) -> None:
     harness.start()
     harness.wishes.pinned = harness.wishes.serving = NEW
-    harness.decisions.publish(lambda: NEW)
+    harness.decisions.publish(lambda: NEW, followed=None)
     harness.rollout.advance(harness.wishes)
     assert harness.decided() == [20, 20, 20]
     assert harness.ledger.page()[-1].reason == "promoted to all: an operator pinned it"
@@ -156,7 +156,7 @@ def test_it_is_promoted_once_the_servers_are_told_of_it_and_none_is_sent_back_be
     harness.rollout.advance(harness.wishes)
     assert harness.rollout.running is not None
     assert sorted(harness.decided()) == [10, 10, 20]
-    harness.decisions.publish(lambda: NEW)
+    harness.decisions.publish(lambda: NEW, followed=None)
     harness.rollout.advance(harness.wishes)
     assert harness.decided() == [20, 20, 20]
     assert harness.steps == [(20, "started"), (20, "promoted")]
@@ -181,7 +181,7 @@ def test_who_reads_of_its_end_in_the_ledger_finds_it_ended(
     else:
         harness.look(101)
         harness.wishes.serving = NEW
-        harness.decisions.publish(lambda: NEW)
+        harness.decisions.publish(lambda: NEW, followed=None)
         harness.rollout.advance(harness.wishes)
     assert found == [(None, is_refused)]
 

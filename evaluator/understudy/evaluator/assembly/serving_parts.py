@@ -367,7 +367,7 @@ class PromotionNotifier:
         """Notify these from now on; before the manager starts."""
 
         def promoted(step: int) -> None:
-            known.decisions.publish(target.serving_key)
+            known.decisions.publish(target.serving_key, followed=target.followed)
             controller.report_to_evaluator()
             if (info := known.store.find(step)) is not None:
                 known.version_monitor.served(info)

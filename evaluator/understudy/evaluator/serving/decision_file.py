@@ -156,9 +156,7 @@ class DecisionFile:
         with self._lock:
             self._listeners.append(listener)
 
-    def publish(
-        self, serving: Callable[[], CheckpointKey | None], *, followed: FollowedEvaluator | None = None
-    ) -> None:
+    def publish(self, serving: Callable[[], CheckpointKey | None], *, followed: FollowedEvaluator | None) -> None:
         """Write what is serving, unless it is the last decision that was written. Call it again if the disk was full.
 
         A canary or shadow of this checkpoint ends with it; another one stays.

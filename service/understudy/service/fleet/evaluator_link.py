@@ -104,7 +104,7 @@ class GrpcEvaluatorLink:
         self._calls: FleetCalls | None = None
         self._connected = False
         self._problem = "no evaluator has answered yet"
-        self._logged = ""
+        self._logged: dict[str, str] = {}
         self._newest: tuple[str, ServingDecision] | None = None
         self.traffic = TrafficMeter()
         self._report = ServingReport(step=None, digest="", reason="")
@@ -201,8 +201,8 @@ class GrpcEvaluatorLink:
         finally:
             self._disconnect()
         self._problem = f"the evaluator at {address} cannot be followed: {problem}"
-        if not self._closing.is_set() and self._problem != self._logged:
-            self._logged = self._problem
+        if not self._closing.is_set() and self._problem != self._logged.get(address):
+            self._logged[address] = self._problem
             _log.warning(self._problem)
         return answered
 
@@ -239,7 +239,8 @@ class GrpcEvaluatorLink:
         return self.traffic.read(report.step, report.digest), self._shadow()
 
     def _answered(self, address: str, software_version: str) -> None:
-        self._connected, self._problem, self._logged = True, "", ""
+        self._connected, self._problem = True, ""
+        self._logged.clear()
         _log.info("following", address=address, evaluator_version=software_version, own_version=self._software_version)
 
     def _disconnect(self) -> None:
