@@ -26,6 +26,7 @@ from testkit.front_ends import FRONT_ENDS, GRPCIO
 from testkit.html_pages import Page
 from testkit.in_process import RunningService, running_service, until
 from testkit.peer_server import Peer
+from testkit.ports import free_ports
 from understudy.checkpoints import RunDir, Signer, SigningKey
 from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE
@@ -35,6 +36,7 @@ from understudy.cli.main import main
 from understudy.clients import Client, PermissionDeniedError
 from understudy.clients.types import FleetServer
 from understudy.evaluator.serving import following
+from understudy.service.fleet import fleet_handler
 from understudy.service.fleet.fleet_handler import MAX_READS
 from understudy.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -219,6 +221,28 @@ def test_a_server_may_follow_one_that_follows_or_the_evaluator_whichever_is_ther
     evaluator.client().promote(30)
     until(serves(client, 30))
     until(lambda: fleet(between.client())["leaf"].current)  # once it has told what it serves
+
+
+def test_a_server_does_not_stay_with_one_that_has_lost_the_evaluator_if_it_can_reach_it(
+    chief: Chief, evaluate: Start, follow: Start, evaluator_stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_handler, "CONTACT_SECONDS", 0.2)
+    for step in (10, 20):
+        chief.publish(step)
+    evaluator = evaluate(version_policy=10)
+    between = follow("between", evaluator.grpc)
+    (port,) = free_ports(1)
+    leaf = follow("leaf", between.grpc, f"127.0.0.1:{port}")
+    assert (between.wait_ready(), leaf.wait_ready()) == (10, 10)
+    evaluator_stack.close()
+    until(lambda: between.metric("understudy_following") == 0)
+    until(lambda: "leaf" in fleet(between.client()) and fleet(between.client())["leaf"].current)
+
+    evaluator = evaluate(settings={"grpc_port": port}, version_policy=10)  # where the other one does not look for it
+    evaluator.client().promote(20)
+    until(serves(leaf.client(), 20))
+    assert fleet(evaluator.client())["leaf"].current
+    assert between.client().status().serving_step == 10
 
 
 def test_a_checkpoint_that_the_trainer_has_deleted_comes_from_the_evaluator(

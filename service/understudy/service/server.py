@@ -377,6 +377,7 @@ class Service:
                 fleet=FleetMetrics(self._registry, link).fleet,
                 readiness=self._readiness,
                 software_version=metadata.version("understudy"),
+                has_contact=lambda: link is None or link.is_connected,
                 executor=self._executor,
             ),
             metrics=MetricsHandler(self._registry, executor=self._executor),

@@ -183,7 +183,7 @@ class GrpcEvaluatorLink:
                 if not answered:
                     answered = True
                     self._answered(address, response.software_version)
-            problem = "the evaluator ended the stream"
+            answered, problem = False, "it has no contact to the evaluator itself"
         except DeadlineExceededError as error:
             if answered:  # the stream's own timeout
                 return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
@@ -26,6 +26,9 @@ CHUNK_BYTES: Final = 2**20
 MAX_READS: Final = 8
 """How many files are read at once; others wait."""
 
+CONTACT_SECONDS = 30.0
+"""How often it is checked that this server still has contact with the evaluator that it follows, if it follows one."""
+
 PATIENCE_SECONDS = 30.0
 """How long a server may take nothing of a file, before its place is given to others."""
 
@@ -45,6 +48,7 @@ class FleetHandler:
         fleet: Keeps the reports.
         readiness: The state of the service.
         software_version: The version of this program.
+        has_contact: Whether this server reaches the evaluator that it follows; True if it follows none.
         executor: Runs blocking calls.
 
     Attributes:
@@ -52,13 +56,21 @@ class FleetHandler:
     """
 
     def __init__(
-        self, model: ServedModel, *, fleet: Fleet, readiness: Readiness, software_version: str, executor: Executor
+        self,
+        model: ServedModel,
+        *,
+        fleet: Fleet,
+        readiness: Readiness,
+        software_version: str,
+        has_contact: Callable[[], bool],
+        executor: Executor,
     ) -> None:
         self._model = model
         self._evaluator = model.evaluator
         self.fleet = fleet
         self._readiness = readiness
         self._software_version = software_version
+        self._has_contact = has_contact
         self._executor = executor
         self._loop = asyncio.get_running_loop()
         self._reads = asyncio.Semaphore(MAX_READS)
@@ -74,7 +86,7 @@ class FleetHandler:
         self._changed.notify()
 
     async def follow(self, requests: Requests, call: CallContext) -> AsyncGenerator[fleet_pb2.FollowResponse, None]:
-        """Yield the present decision and each later one."""
+        """Yield the present decision and each later one; end once a while without contact to the own evaluator."""
         first = await anext(requests, None)
         if first is None:
             raise InvalidInputError("there is no request; say who follows in the first one")
@@ -107,7 +119,11 @@ class FleetHandler:
         return response
 
     async def _each_decision(self, reading: asyncio.Task[None]) -> AsyncGenerator[ServingDecision | None, None]:
-        """Yield the present decision, if any, and each later one, until the caller ends its reports."""
+        """Yield the present decision, if any, and each later one.
+
+        It ends when the caller ends its reports, or when this server is found to be without contact to the evaluator
+        that it follows: the caller may know an address that has it.
+        """
         reading.add_done_callback(lambda _: self._changed.notify())
         sent = self._decisions[-1] if self._decisions else None
         yield sent
@@ -121,8 +137,20 @@ class FleetHandler:
                 return
             if self._readiness.state is ReadinessState.DRAINING:
                 raise DrainingError(f"{ReadinessState.DRAINING.value}; follow again")
-            if not self._decisions or self._decisions[-1] == sent:
-                await changed.wait()
+            if (not self._decisions or self._decisions[-1] == sent) and not await self._is_changed(changed):
+                return
+
+    async def _is_changed(self, changed: asyncio.Event) -> bool:
+        """Wait for a change; return False if there is none and this server has no contact to its evaluator."""
+        while True:
+            try:
+                async with asyncio.timeout(CONTACT_SECONDS):
+                    await changed.wait()
+            except TimeoutError:
+                if not self._has_contact():
+                    return False
+            else:
+                return True
 
     async def _read_reports(self, requests: Requests, member: Member) -> None:
         async for request in requests:
