@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from testkit.checkpoints import Chief, ones
 from testkit.front_ends import FRONT_ENDS, GRPCIO
 from testkit.in_process import RunningService, running_service
+from understudy.clients import UnavailableError
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.grpcio.grpc_server import server_of
@@ -63,6 +64,10 @@ def test_the_second_evaluator_says_that_it_stands_by_and_takes_over_when_the_fir
         assert "standing by" in ready.text
         assert "is in use by process" in ready.text
         assert health(second) == health_pb2.HealthCheckResponse.NOT_SERVING
+        refused = second.client()
+        for call in (refused.status, refused.fleet, lambda: refused.predict({"x": ones(1)})):
+            with pytest.raises(UnavailableError, match=r"standing by: .* is in use by process"):
+                call()
         assert first.client().predict({"x": ones(1)}).step == 10
     assert second.wait_ready() == 10
     assert health(second) == health_pb2.HealthCheckResponse.SERVING

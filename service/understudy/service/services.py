@@ -12,6 +12,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from understudy.evaluator.evaluator_errors import NotReadyError
 from understudy.evaluator.types import Prediction
 from understudy.oip import inference_pb2
 from understudy.service.calls.caller import ANY_GROUP, OPEN_TO_ALL, Group, only
@@ -162,8 +163,22 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
 
 
 def standby_services(readiness: Readiness) -> tuple[Service, ...]:
-    """Return what a server answers that waits to take over: health."""
-    return (health_service(HealthHandler(readiness, [each.full_name for each in LIGHT_SERVICES])),)
+    """Return what a server answers that waits to take over: health. All other calls are refused as unavailable."""
+
+    def refuse(_call: CallContext) -> None:
+        raise NotReadyError(readiness.reason)
+
+    refusal = Handler(OPEN_TO_ALL, _not_reached, admit=refuse)
+    working = [each for each in (*LIGHT_SERVICES, *tf_serving_services()) if each not in (HEALTH, ALPHA)]
+    return (
+        health_service(HealthHandler(readiness, [each.full_name for each in LIGHT_SERVICES])),
+        *(foreign_service(each, dict.fromkeys(each.methods_by_name, refusal)) for each in working),
+    )
+
+
+async def _not_reached(_request: Any, _call: CallContext) -> None:
+    """Stand for the answer of a method whose admission check refuses every call."""
+    raise NotImplementedError
 
 
 def health_service(health: HealthHandler) -> Service:
