@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from testkit.checkpoints import Chief, ones
 from testkit.front_ends import FRONT_ENDS, GRPCIO
-from testkit.in_process import RunningService, running_service
+from testkit.in_process import RunningService, running_service, until
 from understudy.clients import UnavailableError
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
 from understudy.evaluator.settings import EvaluatorSettings
@@ -73,6 +73,21 @@ def test_the_second_evaluator_says_that_it_stands_by_and_takes_over_when_the_fir
     assert health(second) == health_pb2.HealthCheckResponse.SERVING
     assert second.client().predict({"x": ones(1)}).step == 10
     assert second.answers("/metrics") == 200
+
+
+def test_an_evaluator_whose_run_is_moved_and_trained_anew_leaves_it_to_the_one_that_has_taken_over(
+    chief: Chief, replicas: tuple[str, ...], tmp_path: Path, stack: ExitStack
+) -> None:
+    chief.publish(10)
+    first = start(tmp_path, replicas, stack)
+    assert first.wait_ready() == 10
+    second = start(tmp_path, replicas, stack)
+    (tmp_path / "run").rename(tmp_path / "away")
+    until(lambda: "standing by" not in httpx.get(f"http://{second.http}/readyz").text)
+    assert first.client().predict({"x": ones(1)}).step == 10
+    Chief(tmp_path / "run").publish(20)
+    assert second.wait_ready() == 20
+    first.join()  # `understudy serve` then starts again, and stands by
 
 
 def test_one_that_stands_by_goes_on_while_the_storage_of_the_state_folder_does_not_answer(

@@ -63,8 +63,13 @@ class EvaluatorState(EvaluatorLifecycle):
 
     @property
     def is_trained_anew(self) -> bool:
-        """Whether another training is where the ledger and the checkpoints of this one were."""
+        """Whether the ledger is gone, and other checkpoints are where those of this evaluator were."""
         return self._components.watcher.is_trained_anew
+
+    @property
+    def has_no_ledger(self) -> bool:
+        """Whether nothing is where the ledger was opened, not even one of another evaluator."""
+        return self._components.records.recorder.has_no_ledger
 
     def is_caught_up(self, since: float) -> bool:
         """Return whether a poll after ``since``, on the `time.monotonic` clock, found nothing left to evaluate."""

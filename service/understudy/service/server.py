@@ -243,7 +243,7 @@ class Service:
         if folder is not None and self._settings.exit_when_finished:
             training = TrainingEndMonitor(folder, evaluator, timeout_seconds=self._settings.exit_timeout_seconds)
         while not stop.is_set():
-            service_exit = TRAINED_ANEW if evaluator.is_trained_anew else None
+            service_exit = TRAINED_ANEW if self._would_begin_anew(evaluator) else None
             if training is not None and service_exit is None:
                 service_exit = await self._loop.run_in_executor(self._executor, training.check)
             if service_exit is not None:
@@ -252,6 +252,10 @@ class Service:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), POLL_SECONDS)
         return ServiceExit(reason=ExitReason.SIGNALLED)
+
+    def _would_begin_anew(self, evaluator: Evaluator) -> bool:
+        """Return whether a start of this program begins with another training, or stands by for its evaluator."""
+        return evaluator.is_trained_anew and (evaluator.has_no_ledger or self._settings.standby)
 
     async def _stand_by(self, stop: asyncio.Event, evaluator: Evaluator, ports: Ports) -> None:
         """Wait while another evaluator uses the state folder, and answer that this server is not ready.

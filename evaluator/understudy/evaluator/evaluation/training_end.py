@@ -43,7 +43,7 @@ class ServiceExit:
 
 TRAINED_ANEW = ServiceExit(
     reason=ExitReason.TRAINED_ANEW,
-    message="another training is where the ledger and the checkpoints were; starting again with a new ledger",
+    message="another training is where the ledger and the checkpoints were; starting again with that",
 )
 
 

@@ -76,8 +76,8 @@ class CheckpointWatcher:
 
     Attributes:
         failures: How many passes failed in a row.
-        is_trained_anew: Whether another training is where the ledger and the checkpoints of this one were. Nothing is
-            decided any more; a process that starts there begins with it.
+        is_trained_anew: Whether the ledger is gone, and other checkpoints are where those of this evaluator were.
+            Nothing is decided any more.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class CheckpointWatcher:
         except LedgerError:
             if self._lost is None:
                 self._lost = {info.key for info in self._store.checkpoints()}
-            self.is_trained_anew = self._recorder.has_no_ledger and self._has_only_others(self._lost)
+            self.is_trained_anew = self._has_only_others(self._lost)
             raise
         self._lost = None
 
