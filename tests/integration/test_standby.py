@@ -16,11 +16,13 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from testkit.checkpoints import Chief, ones
 from testkit.front_ends import FRONT_ENDS, GRPCIO
 from testkit.in_process import RunningService, running_service, until
+from understudy.cli.main import main
 from understudy.clients import UnavailableError
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
 from understudy.evaluator.settings import EvaluatorSettings
@@ -85,6 +87,10 @@ def test_an_evaluator_whose_run_is_moved_and_trained_anew_leaves_it_to_the_one_t
     (tmp_path / "run").rename(tmp_path / "away")
     until(lambda: "standing by" not in httpx.get(f"http://{second.http}/readyz").text)
     assert first.client().predict({"x": ones(1)}).step == 10
+    until(lambda: "was deleted, moved or replaced" in first.client().status().problem)
+    assert "No new checkpoints are found: the ledger" in httpx.get(f"http://{first.http}/").text
+    said = CliRunner().invoke(main, ["status", "--target", first.grpc]).output
+    assert "no new checkpoints are found: the ledger" in said
     Chief(tmp_path / "run").publish(20)
     assert second.wait_ready() == 20
     first.join()  # `understudy serve` then starts again, and stands by

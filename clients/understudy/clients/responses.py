@@ -277,6 +277,7 @@ def status(response: model_pb2.GetModelStatusResponse) -> ModelStatus:
         latest_step=response.latest_step if response.HasField("latest_step") else None,
         best_step=response.best_step if response.HasField("best_step") else None,
         pinned_step=response.pinned_step if response.HasField("pinned_step") else None,
+        problem=response.problem,
     )
 
 

@@ -101,7 +101,10 @@ class VersionStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelStatus:
-    """The state of every version, newest first, and the step of each label; None for a label without a step yet."""
+    """The state of every version, newest first, and the step of each label; None for a label without a step yet.
+
+    ``problem`` says why the server finds no new checkpoints now; it is empty if the server can.
+    """
 
     model_name: str
     versions: tuple[VersionStatus, ...]
@@ -109,6 +112,7 @@ class ModelStatus:
     latest_step: int | None
     best_step: int | None
     pinned_step: int | None
+    problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

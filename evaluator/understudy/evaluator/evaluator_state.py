@@ -62,6 +62,11 @@ class EvaluatorState(EvaluatorLifecycle):
         return self._components.watcher.failures
 
     @property
+    def source_problem(self) -> str:
+        """Why the checkpoints of the source cannot be followed now; empty if they can."""
+        return self._components.watcher.problem
+
+    @property
     def is_trained_anew(self) -> bool:
         """Whether the ledger is gone, and other checkpoints are where those of this evaluator were."""
         return self._components.watcher.is_trained_anew

@@ -76,6 +76,7 @@ class CheckpointWatcher:
 
     Attributes:
         failures: How many passes failed in a row.
+        problem: Why the last pass failed; empty if it did not.
         is_trained_anew: Whether the ledger is gone, and other checkpoints are where those of this evaluator were.
             Nothing is decided any more.
     """
@@ -125,6 +126,7 @@ class CheckpointWatcher:
         self._is_done = False
         self._caught_up_at = -math.inf
         self.failures = 0
+        self.problem = ""
         self.is_trained_anew = False
         self._lost: set[CheckpointKey] | None = None
         self._woken = threading.Event()
@@ -159,14 +161,14 @@ class CheckpointWatcher:
             seen = self._store.peek()
             try:
                 self._pass()
-                self.failures = 0
+                self.failures, self.problem = 0, ""
             except DrainingError:
                 return
             except (CheckpointError, LedgerError, OSError) as error:  # its text says it all
-                self.failures += 1
-                _log.warning("%s", _FAILED, extra={"failures": self.failures, "reason": str(error)})
-            except Exception:  # noqa: BLE001 - the thread must survive any error of a disk or a source
-                self.failures += 1
+                self.failures, self.problem = self.failures + 1, str(error)
+                _log.warning("%s", _FAILED, extra={"failures": self.failures, "reason": self.problem})
+            except Exception as error:  # noqa: BLE001 - the thread must survive any error of a disk or a source
+                self.failures, self.problem = self.failures + 1, f"{type(error).__name__}: {error}"
                 _log.exception("%s", _FAILED, extra={"failures": self.failures})
             self._pause(self._pause_seconds(), seen)
 

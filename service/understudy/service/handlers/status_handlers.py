@@ -77,6 +77,7 @@ class ModelHandler:
             latest_step=evaluator.latest_step,
             best_step=evaluator.best_step,
             pinned_step=evaluator.pinned_step,
+            problem=evaluator.source_problem,
         )
 
     async def list_checkpoints(

@@ -85,6 +85,7 @@ class NextView:
         to_score: How many checkpoints wait to be scored, or are being scored.
         held_back: The newest decision of the gate or end of a rollout against a step after the serving one; None if
             there is none.
+        problem: Why no new checkpoints are found now; empty if they are.
     """
 
     loading: Sequence[VersionStatus]
@@ -92,6 +93,7 @@ class NextView:
     more_waiting: int
     to_score: int
     held_back: EvaluationRecord | None
+    problem: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +207,8 @@ class Views:
         """Return a value for each part of a page about checkpoints, which changes when what it shows does."""
         evaluator = self._evaluator
         sequence, serving = evaluator.last_sequence, evaluator.serving_step
-        versions = (sequence, serving, evaluator.pinned_step, evaluator.checkpoints_waiting(), evaluator.status())
+        waiting, problem = evaluator.checkpoints_waiting(), evaluator.source_problem
+        versions = (sequence, serving, evaluator.pinned_step, waiting, evaluator.status(), problem)
         curves = (sequence, serving, evaluator.served_steps(MAX_MARKS))
         return {"state": versions, "curves": curves, "checkpoints": versions, "life": versions}
 
@@ -257,6 +260,7 @@ class Views:
             more_waiting=max(0, len(waiting) - LISTED),
             to_score=self._evaluator.checkpoints_waiting(),
             held_back=self._held_back(),
+            problem=self._evaluator.source_problem,
         )
 
     def _held_back(self) -> EvaluationRecord | None:
