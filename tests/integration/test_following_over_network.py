@@ -333,6 +333,8 @@ def test_an_evaluator_of_another_model_or_run_is_not_followed(
     other = evaluate("another", settings={"grpc_port": port, "model_name": "digits"})
     other.wait_ready()
     until(lambda: "it is another evaluator" in capsys.readouterr().out)
+    until(told(other.client(), "one", "it follows another evaluator"))
+    assert re.search(r"remove .*followed\.json and start again", fleet(other.client())["one"].reason)
     assert server.metric("understudy_following") == 0
     np.testing.assert_allclose(server.client().predict({"x": ones(1)}).outputs["y"], 10)
 

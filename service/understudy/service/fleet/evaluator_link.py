@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -105,6 +105,7 @@ class GrpcEvaluatorLink:
         self._connected = False
         self._problem = "no evaluator has answered yet"
         self._logged: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
         self._newest: tuple[str, ServingDecision] | None = None
         self.traffic = TrafficMeter()
         self._report = ServingReport(step=None, digest="", reason="")
@@ -194,7 +195,10 @@ class GrpcEvaluatorLink:
                 f"the evaluator is of an older version, which no server can follow; run one that is at least as new as "
                 f"this server ({self._software_version})"
             )
-        except (UnderstudyError, AnotherEvaluatorError, SettingsError, ValueError) as error:
+        except AnotherEvaluatorError as error:
+            answered, problem = False, str(error)
+            self._refused[address] = f"it follows another evaluator, and found this one: {problem}"
+        except (UnderstudyError, SettingsError, ValueError) as error:
             # ValueError: it is behind, decided for no checkpoint, or the channel was closed
             answered = answered and isinstance(error, UnderstudyError)
             problem = str(error)
@@ -229,7 +233,9 @@ class GrpcEvaluatorLink:
                 name=self._settings.name,
                 software_version=self._software_version,
             )
-            self._calls, self._reports = calls, _Reports(first, self._report, self._read_traffic)
+            refusal = self._refused.get(address)
+            report = self._report if refusal is None else replace(self._report, reason=refusal)
+            self._calls, self._reports = calls, _Reports(first, report, self._read_traffic)
             reports = self._reports
         if self._closing.is_set():
             self._disconnect()
@@ -241,6 +247,10 @@ class GrpcEvaluatorLink:
     def _answered(self, address: str, software_version: str) -> None:
         self._connected, self._problem = True, ""
         self._logged.clear()
+        self._refused.pop(address, None)
+        with self._lock:
+            if self._reports is not None:
+                self._reports.send(self._report)
         _log.info("following", address=address, evaluator_version=software_version, own_version=self._software_version)
 
     def _disconnect(self) -> None:
