@@ -95,6 +95,21 @@ def test_promotions_pins_and_rollbacks_reach_every_server(chief: Chief, evaluate
     assert not [*clients[0].list_evaluations()]
 
 
+def test_a_server_whose_state_is_in_a_run_that_is_trained_anew_ends_to_start_again(
+    chief: Chief, evaluate: Start, follow: Start, evaluator_stack: ExitStack, tmp_path: Path
+) -> None:
+    chief.publish(10)
+    evaluate().wait_ready()
+    server = follow("run/server")
+    assert server.wait_ready() == 10
+    evaluator_stack.close()
+    (tmp_path / "run").rename(tmp_path / "away")
+    until(lambda: "checkpoints is gone" in server.client().status().problem)
+    assert server.client().predict({"x": ones(1)}).step == 10
+    Chief(tmp_path / "run").publish(20)
+    server.join()
+
+
 def test_what_the_gate_refuses_is_served_nowhere(chief: Chief, evaluate: Start, follow: Start) -> None:
     evaluator = evaluate(min_improvement=0.0)
     watch = evaluator.client().watch_evaluations()

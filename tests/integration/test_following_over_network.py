@@ -241,7 +241,7 @@ def test_a_server_does_not_stay_with_one_that_has_lost_the_evaluator_if_it_can_r
     evaluator = evaluate(settings={"grpc_port": port}, version_policy=10)  # where the other one does not look for it
     evaluator.client().promote(20)
     until(serves(leaf.client(), 20))
-    assert fleet(evaluator.client())["leaf"].current
+    until(lambda: fleet(evaluator.client())["leaf"].current)
     assert between.client().status().serving_step == 10
 
 

@@ -174,8 +174,7 @@ class CheckpointWatcher:
 
     def _pass(self) -> None:
         """Find out what has changed, act on it, and tell other servers what is serving."""
-        if self._target.followed is None:
-            self._check_state()
+        self._check_state()
         try:
             self._reconcile()
             self._events.flush()
@@ -183,15 +182,20 @@ class CheckpointWatcher:
             self._publish_serving()
 
     def _check_state(self) -> None:
-        """Raise LedgerError if the ledger is gone: another evaluator's files might be where this one's were."""
+        """Raise LedgerError if the ledger is gone: another evaluator's files might be where this one's were.
+
+        A server that follows goes on with what the evaluator decides, as far as it can without its state folder.
+        """
         try:
             self._recorder.check_present()
         except LedgerError:
             if self._lost is None:
                 self._lost = {info.key for info in self._store.checkpoints()}
             self.is_trained_anew = self._has_only_others(self._lost)
-            raise
-        self._lost = None
+            if self._target.followed is None:
+                raise
+        else:
+            self._lost = None
 
     def _has_only_others(self, lost: set[CheckpointKey]) -> bool:
         """Return whether the source has checkpoints, and none of these."""
