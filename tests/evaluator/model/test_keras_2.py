@@ -303,6 +303,40 @@ def test_vocabularies_are_refused_with_a_way_out(tmp_path: Path) -> None:
         build(save(tf_keras.Model(inputs, lookup(inputs)), tmp_path / "model.keras"))
 
 
+class Doubling2(tf_keras.layers.Layer):  # type: ignore[misc]
+    """A layer of the script's own."""
+
+    def call(self, x: Any) -> Any:
+        """Return twice the input."""
+        return 2 * x
+
+
+class Doubling3(keras.layers.Layer):  # type: ignore[misc]
+    """The same on Keras 3, as an experiment registers it."""
+
+    def call(self, x: Any) -> Any:
+        """Return twice the input."""
+        return 2 * x
+
+
+@formats
+def test_a_layer_of_one_s_own_is_the_one_that_the_experiment_registered(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Doubling2, "__module__", "__main__")  # as in a script
+    tf_keras.saving.register_keras_serializable("tests", "Doubling")(Doubling2)
+    model = chain(VECTOR, Doubling2(), layers.Dense(2))
+    file = save(model, tmp_path / f"model{suffix}")
+    with pytest.raises(LoadError, match=r"Doubling.*--experiment"):
+        build(file)
+
+    monkeypatch.setitem(keras.saving.get_custom_objects(), "tests>Doubling", Doubling3)
+
+    x = np.ones((3, 5), np.float32)
+    file.touch()  # a checkpoint that was refused is checked again when its file changes
+    np.testing.assert_allclose(build(file).model(x), model(x), rtol=1e-6)
+
+
 class OfKeras2(tf_keras.layers.Layer):  # type: ignore[misc]
     """A layer with layers in nested lists, which Keras 2 does not save."""
 

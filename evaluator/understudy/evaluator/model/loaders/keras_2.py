@@ -129,9 +129,10 @@ def _translated(config: Any, argument: str) -> Any:
 
 def _location(kind: str, config: Mapping[str, Any], argument: str) -> Mapping[str, Any]:
     """Return the module and the registered name under which Keras 3 knows a class."""
-    module = config.get("module")
-    if isinstance(module, str) and module.startswith("keras.") and module.count(".") == 1:
-        return {}  # a public one
+    module, registered = config.get("module"), config.get("registered_name")
+    is_public = isinstance(module, str) and module.startswith("keras.") and module.count(".") == 1
+    if is_public or (isinstance(registered, str) and ">" in registered):
+        return {}
     if kind in _MODELS and "layers" in (config.get("config") or ()):
         return {**_FUNCTIONAL, "class_name": "Functional"}
     if kind == "Sequential":
@@ -140,7 +141,7 @@ def _location(kind: str, config: Mapping[str, Any], argument: str) -> Mapping[st
         return {"module": None, "class_name": kind.rpartition(">")[2], "registered_name": kind}
     place = next((module for end, module in _MODULES.items() if argument.endswith(end)), "keras.layers")
     if module is None or hasattr(_module(place), kind):
-        return {"module": place, "registered_name": config.get("registered_name") if module else None}
+        return {"module": place, "registered_name": registered if module else None}
     return {}
 
 
