@@ -18,11 +18,13 @@ from click.testing import CliRunner, Result
 
 from testkit.real_run import WAIT_SECONDS, Told, outcomes, wait_for_records
 from understudy.checkpoints import FolderSource
+from understudy.checkpoints.kinds import ModelKind
 from understudy.cli.main import main
 from understudy.evaluator.datasets.dataset import ArrayDataset
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.evaluator_errors import LoadError, NotEvaluableError
 from understudy.evaluator.model.export import CheckpointExporter, ExportFormat
+from understudy.evaluator.model.loaders import loader_for
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.types import Batch, EvaluationOutcome, MetricSpec
 
@@ -262,6 +264,24 @@ def test_variables_of_another_model_are_refused_with_the_reason(tmp_path: Path) 
         (record,) = wait_for_records(evaluator, 1)
         assert record.outcome is EvaluationOutcome.FAILED
         assert "not those of the experiment's model" in record.reason
+
+
+def test_variables_that_keras_2_saved_as_a_checkpoint_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    prefix = tmp_path / "weights"
+    of_keras_2(build_model(), 3).save_weights(prefix)
+
+    with pytest.raises(LoadError, match=r"Keras 2 saved them, .*have it save \.weights\.h5 files or whole models"):
+        loader_for(ModelKind.TF_CHECKPOINT, build_model).build(prefix)
+
+
+def test_the_weights_of_keras_2_fit_the_experiment_s_model(tmp_path: Path) -> None:
+    model, file = build_model(), tmp_path / "model.weights.h5"
+    model.train_on_batch(X, Y)
+    of_keras_2(model, 3).save_weights(file)
+
+    built = loader_for(ModelKind.WEIGHTS, build_model).build(file).model
+
+    np.testing.assert_array_equal(built(X), model(X))
 
 
 @pytest.mark.parametrize("name", SAVED_MODELS)

@@ -27,6 +27,9 @@ _SERVING = "serving_default"
 _INITIALIZER = "__saved_model_init_op"
 _GRAPH_FILE = "saved_model.pb"
 
+_OF_KERAS_2 = "layer_with_weights-"
+"""How the names begin under which models of Keras 2 have their layers in checkpoints; those of Keras 3 do not."""
+
 _MADE_UP = re.compile(r"(?:keras_tensor|input_layer)(?:_(\d+))?")
 """The names that `keras.Model.export` gives to unnamed inputs: they contain per-process counters."""
 
@@ -200,8 +203,13 @@ def assign_checkpoint(model: Any, prefix: Path) -> None:
     Raises:
         ValueError: No object in it has all the variables of the model.
     """
+    graph = parse_object_graph(tf.train.load_checkpoint(str(prefix)).get_tensor(_OBJECT_GRAPH))
+    if any(child.local_name.startswith(_OF_KERAS_2) for node in graph.nodes for child in node.children):
+        raise ValueError(
+            "Keras 2 saved them, in places of its own; have it save .weights.h5 files or whole models, which are read"
+        )
     reasons = []
-    for checkpoint in _roots(model, prefix):
+    for checkpoint in _roots(model, graph):
         try:
             checkpoint.read(str(prefix)).expect_partial().assert_existing_objects_matched()
         except AssertionError as error:
@@ -211,9 +219,8 @@ def assign_checkpoint(model: Any, prefix: Path) -> None:
     raise ValueError("; ".join(reasons))
 
 
-def _roots(model: Any, prefix: Path) -> Iterator[tf.train.Checkpoint]:
-    """Yield the ways in which a checkpoint may contain the model, the likeliest first."""
-    graph = parse_object_graph(tf.train.load_checkpoint(str(prefix)).get_tensor(_OBJECT_GRAPH))
+def _roots(model: Any, graph: Any) -> Iterator[tf.train.Checkpoint]:
+    """Yield the ways in which a checkpoint with this object graph may contain the model, the likeliest first."""
     names = [child.local_name for child in graph.nodes[0].children]
     if "model" in names:
         yield tf.train.Checkpoint(model=model)
