@@ -47,7 +47,7 @@ def is_loss(metric: Any, loss: str) -> bool:
 
 def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the values of a result by name, those of metrics with several values by their own names, as Keras does."""
-    for name, value in sorted(values.items()):
+    for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flattened(value)
         else:
