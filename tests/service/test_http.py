@@ -192,7 +192,7 @@ async def test_many_small_chunks_of_a_body_hold_the_loop_only_briefly() -> None:
     await server.start()
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
-    writer.write(b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    writer.write(b"5\r\nxxxxx\r\n" * 40_000 + b"0\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     reading = asyncio.create_task(reader.read())
     longest = 0.0
     async with asyncio.timeout(SECONDS):
@@ -201,9 +201,28 @@ async def test_many_small_chunks_of_a_body_hold_the_loop_only_briefly() -> None:
             await asyncio.sleep(0)
             longest = max(longest, time.thread_time() - began)
     assert reading.result().count(b"HTTP/1.1 200 OK") == 2
-    assert body == [b"x" * 40_000, b""]
+    assert body == [b"x" * 200_000, b""]
     assert longest < 0.1
     writer.close()
+    await server.stop()
+
+
+async def test_a_body_that_is_mostly_the_lengths_of_its_chunks_is_refused() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Request(scope, receive).body()
+        await PlainTextResponse("content")(scope, receive, send)
+
+    listener = http_server.bind("127.0.0.1", 0)
+    server = http_server.HttpServer(app, listener, max_connections=MAX_CONNECTIONS)
+    await server.start()
+    start = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    for chunks, status in ((4_000, b"200"), (5_000, b"400")):
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(start + b"1\r\nx\r\n" * chunks + b"0\r\n\r\n")
+        async with asyncio.timeout(SECONDS):
+            line = await reader.readline()
+        assert line.startswith(b"HTTP/1.1 " + status)
+        writer.close()
     await server.stop()
 
 

@@ -120,6 +120,10 @@ _PART_BYTES: Final = 1024
 _PART_SECONDS: Final = 0.001
 """Of a body in chunks so many bytes are parsed at a time at first, and more as long as that takes less than this."""
 
+_MAX_OVERHEAD_BYTES: Final = 16_384
+"""How much longer a body in chunks may be than twice its data: Go's HTTP server has the same limit. So a caller has the
+time of 4,096 chunks, about 50 ms, on each connection."""
+
 
 class HttpConnection(H11Protocol):
     """One connection. uvicorn itself ends only connections that are silent after a response.
@@ -141,6 +145,7 @@ class HttpConnection(H11Protocol):
     _is_refused = False
     _unparsed = b""
     _part_bytes = _PART_BYTES
+    _overhead_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.BaseProtocol`."""
@@ -227,9 +232,29 @@ class HttpConnection(H11Protocol):
         self.idle.pop(self, None)
         if self._deadline is None and not self._is_answering():
             self._await_headers()
+        request, held = self.cycle, self._held_bytes()
         super().data_received(data)
         if self._is_answering():
             self._forget_deadline()
+            if not self._is_in_whole_body():
+                self._count_overhead(len(data) - 2 * (self._held_bytes() - held) if self.cycle is request else None)
+
+    def _held_bytes(self) -> int:
+        """Return the size of what the application has not taken of the body."""
+        cycle: Any = self.cycle  # None before the first request
+        return 0 if cycle is None else len(cycle.body)
+
+    def _count_overhead(self, more_bytes: int | None) -> None:
+        """Refuse a body whose chunks are mostly their own lengths. None begins a new body."""
+        self._overhead_bytes = 0 if more_bytes is None else max(self._overhead_bytes + more_bytes, 0)
+        if self._overhead_bytes <= _MAX_OVERHEAD_BYTES:
+            return
+        self._is_refused = True
+        cycle: Any = self.cycle
+        if cycle.response_started:
+            self.transport.abort()
+        else:
+            self.send_400_response("the body is in chunks of less than 5 bytes; send larger ones, or a Content-Length")
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are no request, or too many for its headers. uvicorn calls it while it handles the error.
