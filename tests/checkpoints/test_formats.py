@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -238,6 +239,34 @@ def test_a_file_without_checksums_is_left_alone_until_its_clock_has_ticked(
         assert polled(source) == []
     assert waited == [HDF5_SETTLE_SECONDS]
     assert [checkpoint.step for checkpoint in polled(source)] == [5]
+
+
+def test_a_saved_model_of_keras_2_is_not_taken_without_the_file_that_it_adds_last(
+    theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])
+    model.compile("sgd", "mse")
+    model.save(theirs / "model-9")
+    (added, later) = theirs / "model-9" / "keras_metadata.pb", tmp_path / "later"
+    added.rename(later)
+    source = source_of(theirs, tmp_path)
+    waited: list[float] = []
+
+    def add(seconds: float) -> None:
+        waited.append(seconds)
+        shutil.copyfile(later, added)
+
+    with monkeypatch.context() as adding:
+        adding.setattr("time.sleep", add)
+        assert polled(source) == []
+        assert waited == [2.0]
+        (checkpoint,) = polled(source)
+        assert waited == [2.0]
+        added.unlink()
+        adding.setattr("time.sleep", waited.append)
+        (without,) = polled(source)
+    assert waited == [2.0, 2.0], "a model that tf.saved_model.save wrote has none"
+    assert without.digest != checkpoint.digest
 
 
 def test_an_h5_file_of_weights_alone_is_told_from_a_model(theirs: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -20,12 +21,16 @@ GRAPH_FILE = "saved_model.pb"
 _FINGERPRINT = "fingerprint.pb"
 _VARIABLES = Path("variables") / "variables"
 _ASSETS = Path("assets")
+_KERAS_METADATA = "keras_metadata.pb"
+_OBJECT_OF_KERAS_2 = b"_tf_keras_"
+_METADATA_SECONDS = 2.0
+"""How long Keras 2 may take to add its file with the losses and metrics to a model. `tf.saved_model.save` adds none."""
 _LARGEST_BUCKET = 2**63 - 1
 _TEMPORARY = re.compile(r"_temp$|\.tmp")
 
 
 class SavedModelFolder:
-    """See `Format`. The fingerprint is written last, and covers graph and variables."""
+    """See `Format`. The fingerprint covers graph and variables; after it, only Keras 2 writes another file."""
 
     kind = ModelKind.SAVED_MODEL
     description = "SavedModel folders"
@@ -53,9 +58,11 @@ class SavedModelFolder:
         inspect_structure(self.kind, copy)
         try:
             _check_fingerprint(copy)
-            return read_bundle(copy / _VARIABLES, *_hashes(copy))
+            content = read_bundle(copy / _VARIABLES, *_hashes(copy))
         except ValueError as error:
             raise DamagedCheckpointError(f"{copy.name} is not a whole SavedModel: {error}") from error
+        is_announced = _OBJECT_OF_KERAS_2 in (copy / GRAPH_FILE).read_bytes() and not (copy / _KERAS_METADATA).exists()
+        return replace(content, awaits=_METADATA_SECONDS if is_announced else 0.0)
 
 
 def _check_fingerprint(copy: Path) -> None:
@@ -80,5 +87,6 @@ def _check_fingerprint(copy: Path) -> None:
 
 def _hashes(copy: Path) -> Iterable[str]:
     """Yield the hash of each part of the model other than its variables."""
-    for file in sorted([copy / GRAPH_FILE, *(file for file in copy.joinpath(_ASSETS).rglob("*") if file.is_file())]):
+    others = (copy / _KERAS_METADATA, *copy.joinpath(_ASSETS).rglob("*"))
+    for file in sorted([copy / GRAPH_FILE, *(file for file in others if file.is_file())]):
         yield f"{file.relative_to(copy).as_posix()}:{hashlib.sha256(file.read_bytes()).hexdigest()}"
