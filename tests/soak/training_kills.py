@@ -26,7 +26,9 @@ from soak.beside import EvaluatorBeside
 from soak.trial import Trial
 from testkit.ports import free_ports
 from understudy.checkpoints import RunDir
+from understudy.checkpoints.checkpoint_errors import LockHeldError
 from understudy.checkpoints.layout import RESUME_DIR
+from understudy.checkpoints.locks import DirectoryLock
 from understudy.trainer import ClusterTimeoutError, PeerLostError, PreemptedError
 
 SIGNALS = 70
@@ -87,6 +89,7 @@ def _train_to_the_end(trial: Trial, state: dict[str, Any], *, wanted: int, steps
     run_dir, undisturbed = (trial.work / f"{name}-{kind}" for name in ("disturbed", "undisturbed"))
     with EvaluatorBeside(run_dir) as evaluator:
         while not _is_done(run_dir, steps):
+            _await_lock(run_dir)
             tasks = _start(kind, run_dir, steps)
             done = _disturbances(state)
             if done < wanted:
@@ -222,6 +225,19 @@ def _end(tasks: Tasks, seconds: float) -> None:
         for process, _ in tasks:
             process.kill()
             process.wait()
+
+
+def _await_lock(run_dir: Path) -> None:
+    """Wait until no task has the run folder: one that was killed may be a fork, which ends a moment later."""
+    deadline = time.monotonic() + _FINISH_SECONDS
+    while run_dir.exists():
+        try:
+            with DirectoryLock(run_dir):
+                return
+        except LockHeldError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _is_equal(one: Path, other: Path, step: int) -> bool:
