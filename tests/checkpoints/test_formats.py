@@ -28,6 +28,7 @@ from understudy.checkpoints import (
     open_local_checkpoint,
 )
 from understudy.checkpoints.formats import FORMATS, HDF5_SETTLE_SECONDS, Format
+from understudy.checkpoints.formats.saved_model import KERAS_METADATA_FILE
 from understudy.checkpoints.formats.tf_checkpoint import STATE_FILE
 
 LONG_AGO = 1_000_000_000
@@ -241,31 +242,25 @@ def test_a_file_without_checksums_is_left_alone_until_its_clock_has_ticked(
     assert [checkpoint.step for checkpoint in polled(source)] == [5]
 
 
-def test_a_saved_model_of_keras_2_is_not_taken_without_the_file_that_it_adds_last(
-    theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_saved_model_of_keras_2_is_not_taken_without_the_file_that_it_adds_last(theirs: Path, tmp_path: Path) -> None:
     model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])
     model.compile("sgd", "mse")
     model.save(theirs / "model-9")
-    (added, later) = theirs / "model-9" / "keras_metadata.pb", tmp_path / "later"
+    added, later = theirs / "model-9" / KERAS_METADATA_FILE, tmp_path / "later"
     added.rename(later)
-    source = source_of(theirs, tmp_path)
-    waited: list[float] = []
+    now = [0.0]
+    source = FolderSource(theirs, tmp_path / "staging", clock=lambda: now[0])
 
-    def add(seconds: float) -> None:
-        waited.append(seconds)
-        shutil.copyfile(later, added)
+    assert polled(source) == []
+    now[0] += 4
+    assert polled(source) == []
+    later.rename(added)
+    (checkpoint,) = polled(source)
 
-    with monkeypatch.context() as adding:
-        adding.setattr("time.sleep", add)
-        assert polled(source) == []
-        assert waited == [2.0]
-        (checkpoint,) = polled(source)
-        assert waited == [2.0]
-        added.unlink()
-        adding.setattr("time.sleep", waited.append)
-        (without,) = polled(source)
-    assert waited == [2.0, 2.0], "a model that tf.saved_model.save wrote has none"
+    added.unlink()  # a model that `tf.saved_model.save` wrote has none
+    assert polled(source) == [checkpoint]
+    now[0] += 6
+    (without,) = polled(source)
     assert without.digest != checkpoint.digest
 
 

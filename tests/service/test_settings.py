@@ -115,12 +115,12 @@ def test_a_chosen_state_folder_goes_before_all() -> None:
 
 
 def test_a_user_without_a_home_folder_is_asked_for_the_state_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(user: int) -> NoReturn:
+    def no_entry(user: int) -> NoReturn:
         raise KeyError(f"getpwuid(): uid not found: {user}")
 
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
 
     with pytest.raises(SettingsError, match="no home folder; give --state-dir"):
         _ = ServeSettings(checkpoints=RUN).evaluator_state_dir

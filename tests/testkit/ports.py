@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-_NOBODY = "http://127.0.0.1:9"
-BEHIND_A_PROXY = {"http_proxy": _NOBODY, "https_proxy": _NOBODY, "no_proxy": ""}
+_DEAD_PROXY = "http://127.0.0.1:9"
+BEHIND_A_PROXY = {"http_proxy": _DEAD_PROXY, "https_proxy": _DEAD_PROXY, "no_proxy": ""}
 """The environment of a user whose programs reach other networks through a proxy; this one is down."""
 
 

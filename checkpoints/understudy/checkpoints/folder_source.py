@@ -39,7 +39,8 @@ from understudy.checkpoints.step_registry import StepRegistry, last_integer, num
 _log = logging.getLogger(__name__)
 
 _SETTLING_SECONDS = 5.0
-"""How long a file that does not parse must stay unchanged before it counts as damaged rather than half written."""
+"""How long files that do not parse, or to which their writer may add one, must stay unchanged before they count as they
+are rather than as half written."""
 
 _STAGED_COPIES = 4
 """How many private copies are kept for a later `Checkpoint.fetch`; older checkpoints are copied again."""
@@ -264,12 +265,13 @@ class FolderSource:
         """Copy and read a checkpoint; return None, and record why, if that cannot be done now."""
         file = self._files[origin.path]
         file.waits = False
+        is_settling = self._clock() - file.since < _SETTLING_SECONDS
         try:
-            return self._staging.stage(origin)
+            whole = self._staging.stage(origin)
         except (FileNotFoundError, FileChangedError):
             return None
         except (DamagedCheckpointError, UntrustedCheckpointError) as error:
-            if self._clock() - file.since >= _SETTLING_SECONDS:
+            if not is_settling:
                 file.checkpoint = self._unreadable(origin, stamps, error)
                 file.settled = True
             return None
@@ -277,6 +279,10 @@ class FolderSource:
             file.put_off(self._clock())
             _log.warning("a checkpoint is to be read again", extra={"path": str(origin.path), "reason": str(error)})
             return None
+        if is_settling and whole.content.may_grow:
+            self._staging.drop(whole.content.digest)
+            return None
+        return whole
 
     def _settle(self, origin: ForeignFiles, whole: WholeCopy) -> None:
         """Record a checkpoint that was read."""

@@ -66,7 +66,10 @@ class ForeignFiles:
         """
         files = self._files()
         stamps = Stamps.of(files)
-        self._check_unchanged(stamps, self.format.settle_seconds)
+        if self.format.settle_seconds:
+            time.sleep(self.format.settle_seconds)  # its age would be by the clock of another machine
+            if self.stamps() != stamps:
+                raise FileChangedError(f"{self.path} was written just now")
         for name, stamp in stamps.files:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -80,15 +83,7 @@ class ForeignFiles:
             content = self.format.inspect(folder / self.format.kind.file_name)
         except DamagedCheckpointError as error:
             raise DamagedCheckpointError(f"{self.path}: {error}") from error
-        self._check_unchanged(stamps, content.awaits)
         return WholeCopy(content=content, stamps=stamps)
-
-    def _check_unchanged(self, stamps: Stamps, seconds: float) -> None:
-        """Raise FileChangedError if the files change within this time."""
-        if seconds:
-            time.sleep(seconds)  # their age would be by the clock of another machine
-            if self.stamps() != stamps:
-                raise FileChangedError(f"{self.path} was written just now")
 
     def _files(self) -> dict[str, Path]:
         """Return its files by their names in a copy; among them its signature, if that is required and there."""

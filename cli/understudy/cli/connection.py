@@ -127,14 +127,14 @@ def connected(settings: ConnectionSettings) -> Iterator[Client]:
             hints = [
                 "--target says whom to ask",
                 *([] if tls else ["--tls-ca that it has TLS"]),
-                *_of_proxies(settings),
+                *_proxy_hints(settings),
             ]
             raise CommandError(f"{error} ({asked}; {', and '.join(hints)})") from error
         except DeadlineExceededError as error:
             raise CommandError(f"{error} ({asked}; --timeout-seconds says how long to wait)") from error
 
 
-def _of_proxies(settings: ConnectionSettings) -> list[str]:
+def _proxy_hints(settings: ConnectionSettings) -> list[str]:
     """Return how to do without the proxy that gRPC takes from the environment, if it takes one."""
     from understudy.clients.channel import is_on_this_machine
 

@@ -41,7 +41,7 @@ def own_command() -> list[str]:
 def start_again() -> NoReturn:
     """Replace this program by a new start of it, in the same process. Does not return.
 
-    Files and sockets but for standard input, output and error are closed, whoever opened them.
+    Files and sockets but for standard input, output and error are closed, whatever opened them.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     sys.stdout.flush()

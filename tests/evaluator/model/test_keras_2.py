@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.checkpoints.formats.saved_model import KERAS_METADATA_FILE
 from understudy.checkpoints.kinds import ModelKind
 from understudy.evaluator.evaluator_errors import LoadError
-from understudy.evaluator.model.loaders import BuiltModel, loader_for
+from understudy.evaluator.model.loaders import BuiltModel, keras_metadata, loader_for
 from understudy.evaluator.model.loaders.keras_2 import UntranslatableError, translated, translated_compilation
+from understudy.evaluator.model.loaders.keras_metadata import read_compilation
+from understudy.evaluator.model.loaders.stored_config import StoredConfig
 
 layers = tf_keras.layers
 IMAGE, SEQUENCE, VECTOR = (8, 8, 3), (6, 4), (5,)
@@ -381,7 +386,10 @@ KEYS = st.sampled_from(
     ["class_name", "config", "module", "layers", "name", "axis", "inbound_nodes", "output_layers", "batch_input_shape"]
 )
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["Sequential", "Dense", "Model", "keras.layers"]),
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.sampled_from(["Sequential", "Dense", "Model", "keras.layers", "__tuple__"]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
     max_leaves=30,
 )
@@ -394,3 +402,19 @@ def test_any_configuration_is_translated_or_refused(config: dict[str, Any]) -> N
         with contextlib.suppress(UntranslatableError):
             translate(config)
     assert json.dumps(config) == before
+
+
+@given(model=st.dictionaries(KEYS, VALUES), compilation=st.dictionaries(KEYS, VALUES))
+def test_any_configuration_has_a_fingerprint_or_is_refused(model: dict[str, Any], compilation: dict[str, Any]) -> None:
+    with contextlib.suppress(LoadError):
+        assert StoredConfig(model=model, compilation=compilation).fingerprint
+
+
+@given(metadata=st.dictionaries(KEYS | st.just("training_config"), VALUES) | VALUES)
+def test_any_metadata_of_a_saved_model_are_read_or_refused(metadata: Any) -> None:
+    node = {"nodePath": "root", "metadata": json.dumps(metadata)}
+    with tempfile.TemporaryDirectory() as folder:
+        message = json_format.ParseDict({"nodes": [node]}, keras_metadata.SavedMetadata())
+        Path(folder, KERAS_METADATA_FILE).write_bytes(message.SerializeToString())
+        with contextlib.suppress(LoadError):
+            read_compilation(Path(folder))

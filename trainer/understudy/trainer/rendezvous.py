@@ -26,7 +26,7 @@ _NOT_PROXIED = "no_grpc_proxy"
 def bypass_proxies(task: ClusterTask) -> None:
     """Have TensorFlow call the tasks of a cluster directly, also where the environment names a proxy.
 
-    Otherwise gRPC would ask the proxy for a tunnel to each task, and try for ever if it gets none.
+    Otherwise gRPC would ask the proxy for a tunnel to each task, and try without end if it gets none.
     """
     hosts = [_split(address)[0] for addresses in task.cluster.values() for address in addresses]
     excepted = os.environ.get(_NOT_PROXIED) or os.environ.get("no_proxy", "")

@@ -17,12 +17,12 @@ class Content:
     Attributes:
         digest: SHA-256 of the model without dates, so that saving a model twice gives the same digest.
         iterations: The number of steps that its optimizer has taken; None if it has no optimizer or no steps.
-        awaits: How many more seconds it must be unchanged, as its writer may be about to add a file.
+        may_grow: Whether it is complete as it is, but its writer may be about to add a file.
     """
 
     digest: str
     iterations: int | None
-    awaits: float = 0.0
+    may_grow: bool = False
 
 
 class Format(Protocol):

@@ -21,10 +21,9 @@ GRAPH_FILE = "saved_model.pb"
 _FINGERPRINT = "fingerprint.pb"
 _VARIABLES = Path("variables") / "variables"
 _ASSETS = Path("assets")
-_KERAS_METADATA = "keras_metadata.pb"
+KERAS_METADATA_FILE = "keras_metadata.pb"
+"""What Keras 2 adds to a SavedModel: its losses and metrics. `tf.saved_model.save` does not."""
 _OBJECT_OF_KERAS_2 = b"_tf_keras_"
-_METADATA_SECONDS = 2.0
-"""How long Keras 2 may take to add its file with the losses and metrics to a model. `tf.saved_model.save` adds none."""
 _LARGEST_BUCKET = 2**63 - 1
 _TEMPORARY = re.compile(r"_temp$|\.tmp")
 
@@ -61,8 +60,8 @@ class SavedModelFolder:
             content = read_bundle(copy / _VARIABLES, *_hashes(copy))
         except ValueError as error:
             raise DamagedCheckpointError(f"{copy.name} is not a whole SavedModel: {error}") from error
-        is_announced = _OBJECT_OF_KERAS_2 in (copy / GRAPH_FILE).read_bytes() and not (copy / _KERAS_METADATA).exists()
-        return replace(content, awaits=_METADATA_SECONDS if is_announced else 0.0)
+        is_by_keras_2 = _OBJECT_OF_KERAS_2 in (copy / GRAPH_FILE).read_bytes()
+        return replace(content, may_grow=is_by_keras_2 and not (copy / KERAS_METADATA_FILE).exists())
 
 
 def _check_fingerprint(copy: Path) -> None:
@@ -87,6 +86,6 @@ def _check_fingerprint(copy: Path) -> None:
 
 def _hashes(copy: Path) -> Iterable[str]:
     """Yield the hash of each part of the model other than its variables."""
-    others = (copy / _KERAS_METADATA, *copy.joinpath(_ASSETS).rglob("*"))
+    others = (copy / KERAS_METADATA_FILE, *copy.joinpath(_ASSETS).rglob("*"))
     for file in sorted([copy / GRAPH_FILE, *(file for file in others if file.is_file())]):
         yield f"{file.relative_to(copy).as_posix()}:{hashlib.sha256(file.read_bytes()).hexdigest()}"

@@ -10,11 +10,11 @@ from typing import Any, Final
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from understudy.checkpoints.formats.saved_model import KERAS_METADATA_FILE
 from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model.architecture import renumbered_metrics
 from understudy.evaluator.model.loaders.keras_2 import UntranslatableError, output_names, translated_compilation
 
-METADATA_FILE: Final = "keras_metadata.pb"
 _LARGEST_BYTES: Final = 2**25
 _ROOT: Final = "root"
 
@@ -25,20 +25,22 @@ def read_compilation(folder: Path) -> dict[str, Any]:
     Raises:
         LoadError: The file is damaged, or too large.
     """
-    file = folder / METADATA_FILE
+    file = folder / KERAS_METADATA_FILE
     if not file.is_file():
         return {}
     if file.stat().st_size > _LARGEST_BYTES:
-        raise LoadError(f"{METADATA_FILE} has {file.stat().st_size} bytes; at most {_LARGEST_BYTES} were expected")
+        raise LoadError(
+            f"{KERAS_METADATA_FILE} has {file.stat().st_size} bytes; at most {_LARGEST_BYTES} were expected"
+        )
     try:
-        nodes = _SavedMetadata.FromString(file.read_bytes()).nodes
+        nodes = SavedMetadata.FromString(file.read_bytes()).nodes
         model: dict[str, Any] = next(
             (_with_lists(json.loads(node.metadata)) for node in nodes if node.node_path == _ROOT), {}
         )
         training = model.get("training_config")
         return {} if not training else renumbered_metrics(_by_output(translated_compilation(training, model), model))
-    except (AttributeError, DecodeError, ValueError, RecursionError, UntranslatableError) as error:
-        raise LoadError(f"{METADATA_FILE} is not as Keras 2 writes it: {error}") from error
+    except (AttributeError, DecodeError, KeyError, TypeError, ValueError, RecursionError, UntranslatableError) as error:
+        raise LoadError(f"{KERAS_METADATA_FILE} is not as Keras 2 writes it: {error}") from error
 
 
 def _by_output(compilation: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,4 +91,4 @@ def _message() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("understudy.keras_2.SavedMetadata"))
 
 
-_SavedMetadata: Final = _message()
+SavedMetadata: Final = _message()

@@ -53,8 +53,15 @@ class StoredConfig:
 
     @property
     def fingerprint(self) -> str:
-        """See `understudy.evaluator.model.architecture.fingerprint`. Assets are part of traced functions and count."""
-        return fingerprint({**self.model, "compile_config": self.compilation}, self.assets)
+        """See `understudy.evaluator.model.architecture.fingerprint`. Assets are part of traced functions and count.
+
+        Raises:
+            LoadError: It is no serialized model.
+        """
+        try:
+            return fingerprint({**self.model, "compile_config": self.compilation}, self.assets)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise LoadError("the configuration of the model is not as Keras writes it") from error
 
 
 def read_archive(model_file: Path) -> StoredConfig:
@@ -66,12 +73,12 @@ def read_archive(model_file: Path) -> StoredConfig:
     try:
         with zipfile.ZipFile(model_file) as archive:
             config = dict(json.loads(archive.read(_CONFIG)))
+            compilation = dict(config.pop("compile_config", None) or {})
             members = archive.infolist()
         is_by_keras_2 = is_archive_of_keras_2(model_file)
     except (OSError, KeyError, ValueError, TypeError, RecursionError, zipfile.BadZipFile) as error:
         raise LoadError(f"{model_file.name} is not a whole .keras file: {first_line(error)}") from error
     assets = sorted((info.filename, info.file_size, info.CRC) for info in members if info.filename.startswith(_ASSETS))
-    compilation = config.pop("compile_config", None) or {}
     if is_by_keras_2:
         return _translated(model_file, config, compilation, tuple(assets))
     return StoredConfig(model=config, compilation=renumbered_metrics(compilation), assets=tuple(assets))

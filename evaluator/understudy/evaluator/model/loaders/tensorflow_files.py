@@ -13,11 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from understudy.checkpoints.formats.saved_model import KERAS_METADATA_FILE
 from understudy.checkpoints.kinds import ModelKind
 from understudy.compat import parse_object_graph, parse_saved_model, uncompile
 from understudy.evaluator.evaluator_errors import LoadError, first_line
 from understudy.evaluator.model.allowlists import check_config
-from understudy.evaluator.model.loaders.keras_metadata import METADATA_FILE, read_compilation
+from understudy.evaluator.model.loaders.keras_metadata import read_compilation
 from understudy.evaluator.model.loaders.loader import BuiltModel
 from understudy.evaluator.model.weights import assign_from_hdf5
 
@@ -75,7 +76,7 @@ def _compilation(folder: Path) -> dict[str, Any]:
     """Return the compile arguments that Keras 2 saved beside a SavedModel; empty if there are none that may be used."""
     try:
         found = read_compilation(folder)
-        check_config(found, METADATA_FILE)
+        check_config(found, KERAS_METADATA_FILE)
     except LoadError as error:
         _log.warning("a SavedModel cannot be scored by the losses and metrics that were saved with it: %s", error)
         return {}
