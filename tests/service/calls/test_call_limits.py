@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+import weakref
 
 import pytest
 
@@ -79,3 +80,12 @@ async def test_calls_that_outlast_the_wait_are_ended(monitor: DisconnectMonitor)
     monitor.enter(call)
     await monitor.until_alone(0.01)
     assert call.ended.get_nowait() is SERVER_ENDED
+
+
+async def test_a_call_is_let_go_of_as_soon_as_it_is_over(monitor: DisconnectMonitor) -> None:
+    call = Waiting()
+    gone = weakref.ref(call)
+    monitor.enter(call)
+    monitor.leave(call)
+    del call
+    assert gone() is None

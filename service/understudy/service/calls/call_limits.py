@@ -11,7 +11,6 @@ import heapq
 import itertools
 import time
 from abc import abstractmethod
-from collections import deque
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -50,14 +49,16 @@ class Watched(Protocol):
 class DisconnectMonitor:
     """Watches the running calls. Belongs to the event loop's thread.
 
+    It lets go of a call as soon as it is over: freeing thousands of them later costs more, as they have left the cache.
+
     Attributes:
         loop: The event loop on which it was created.
     """
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._under_way: set[Watched] = set()
-        self._young: deque[Watched] = deque()
+        self._young: dict[Watched, None] = {}
+        self._old: set[Watched] = set()
         self._due: list[tuple[float, int, Watched]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -66,27 +67,29 @@ class DisconnectMonitor:
 
     def enter(self, call: Watched) -> None:
         """Start to watch a call."""
-        self._under_way.add(call)
-        self._young.append(call)
+        self._young[call] = None
         if self._timer is None:
             self._timer = self.loop.call_later(FIRST_CHECK_SECONDS, self._check_due)
 
     def leave(self, call: Watched) -> None:
         """Stop watching a call, which is over."""
-        self._under_way.discard(call)
-        if not self._under_way:
+        if call in self._young:
+            del self._young[call]
+        else:
+            self._old.discard(call)
+        if not self._young and not self._old:
             self._alone.set()
 
     async def until_alone(self, seconds: float) -> None:
         """Wait until no call is running; end the remaining ones with UNAVAILABLE when the time is up."""
         if await self._left_alone(seconds):
             return
-        for call in list(self._under_way):
+        for call in (*self._young, *self._old):
             call.end(SERVER_ENDED)
         await self._left_alone(FIRST_CHECK_SECONDS)
 
     async def _left_alone(self, seconds: float) -> bool:
-        if self._under_way:
+        if self._young or self._old:
             self._alone.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -97,14 +100,20 @@ class DisconnectMonitor:
 
     def _check_due(self) -> None:
         now = time.monotonic()
-        while self._young and self._young[0].started + FIRST_CHECK_SECONDS <= now:
-            self._check_call(self._young.popleft(), now)
+        for call in self._grown_up(now):
+            del self._young[call]
+            self._old.add(call)
+            self._check_call(call, now)
         while self._due and self._due[0][0] <= now:
             self._check_call(heapq.heappop(self._due)[2], now)
         self._timer = self.loop.call_later(FIRST_CHECK_SECONDS, self._check_due) if self._young or self._due else None
 
+    def _grown_up(self, now: float) -> list[Watched]:
+        """Return the calls that have just been running for long enough to be checked; they are entered in order."""
+        return list(itertools.takewhile(lambda call: call.started + FIRST_CHECK_SECONDS <= now, self._young))
+
     def _check_call(self, call: Watched, now: float) -> None:
-        if call not in self._under_way:
+        if call not in self._old:
             return
         if call.deadline is not None and call.deadline <= now:
             call.end(DEADLINE_PASSED)
