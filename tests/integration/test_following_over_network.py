@@ -85,7 +85,8 @@ def follow(replicas: tuple[str, ...], tmp_path: Path) -> Iterator[Start]:
 
 
 def serves(client: Client, step: int) -> Callable[[], bool]:
-    return lambda: client.status().serving_step == step
+    # A server that was started again is called as soon as gRPC connects again, for which clients to one address wait together.
+    return lambda: client.status(wait_for_ready=True).serving_step == step
 
 
 def fleet(client: Client) -> dict[str, FleetServer]:

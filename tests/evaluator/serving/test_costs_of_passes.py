@@ -129,12 +129,14 @@ def test_a_pass_does_the_same_with_many_checkpoints_as_with_few(
 ) -> None:
     done = []
     for count in (FEW, MANY):
-        many = ManyCheckpoints(make_harness(folder=tmp_path / str(count), **options), count)
-        if len(many.harness.backlog) > 1:
-            many.operations(many.evaluate)  # the first is the best from then on
-            done.append([many.operations(many.evaluate)])
+        those = ManyCheckpoints(make_harness(folder=tmp_path / str(count), **options), count)
+        if len(those.harness.backlog) > 1:
+            those.operations(those.evaluate)  # the first is the best from then on
+            done.append([those.operations(those.evaluate)])
         else:
             done.append([])
-        done[-1] += [many.operations(change) for change in (lambda: None, many.add, many.damage, many.retry)]
-    assert [vars(each) for each in done[0]] == [vars(each) for each in done[1]]
+        done[-1] += [those.operations(change) for change in (lambda: None, those.add, those.damage, those.retry)]
+    assert [each.looks for each in done[0]] == [each.looks for each in done[1]]
+    for few, many in zip(*done, strict=True):  # Python 3.13 does not tell of each instruction that it has specialized
+        assert abs(few.instructions - many.instructions) < MANY - FEW, "at least one for each additional checkpoint"
     assert all(each.instructions > 0 and each.looks > 0 for each in done[0])
