@@ -85,7 +85,7 @@ def follow(replicas: tuple[str, ...], tmp_path: Path) -> Iterator[Start]:
 
 
 def serves(client: Client, step: int) -> Callable[[], bool]:
-    # A server that was started again is called as soon as gRPC connects again, for which clients to one address wait together.
+    # All clients to one address here share how long gRPC waits before it connects to a server that was started again.
     return lambda: client.status(wait_for_ready=True).serving_step == step
 
 
