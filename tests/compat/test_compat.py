@@ -279,6 +279,22 @@ def test_an_object_graph_names_the_objects_of_a_checkpoint(tmp_path: Path) -> No
     assert "step" in {child.local_name for child in compat.parse_object_graph(content).nodes[0].children}
 
 
+def test_a_model_of_its_configuration_is_what_load_model_builds_but_for_the_weights(tmp_path: Path) -> None:
+    model = two_outputs()
+    model.save(tmp_path / "model.keras")
+
+    built = compat.model_of_config(keras.saving.serialize_keras_object(model), safe_mode=True)
+
+    assert not built.compiled
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert [weight.path for weight in built.weights] == [weight.path for weight in loaded.weights]
+    with pytest.raises(ValueError, match="disallowed by default"):
+        compat.model_of_config(
+            keras.saving.serialize_keras_object(keras.Sequential([keras.Input([3]), layers.Lambda(lambda x: x)])),
+            safe_mode=True,
+        )
+
+
 def test_weights_are_read_through_a_store_of_ones_own(tmp_path: Path) -> None:
     model, other = (keras.Sequential([keras.Input([3]), layers.Dense(2)]) for _ in range(2))
     model.save_weights(tmp_path / "model.weights.h5")

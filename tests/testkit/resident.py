@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -15,6 +17,15 @@ _MEBIBYTE = 2**20
 def resident_mib() -> float:
     """Return the resident memory of this process."""
     return float(psutil.Process().memory_info().rss) / _MEBIBYTE
+
+
+def peak_mib(during: Callable[[], object]) -> float:
+    """Return by how much the resident memory of this process grows at most while a function runs."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is the present size (proc_pid_clear_refs(5))
+    before = resident_mib()
+    during()
+    (peak,) = re.findall(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(peak) / 1024 - before
 
 
 def freed_between_others(mebibytes: int, meanwhile: Callable[[], None] = lambda: None) -> list[bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -423,6 +424,16 @@ def named_by_older_configurations() -> dict[str, Any]:
     Reason: Keras looks these up among everything that one of its private modules holds.
     """
     return {**vars(_module("keras.src.layers")), **vars(_module("keras.src.models"))}
+
+
+def model_of_config(config: Mapping[str, Any], *, safe_mode: bool) -> Any:
+    """Return the model that ``config.json`` of a ``.keras`` file describes, neither compiled nor with its weights.
+
+    Reason: `keras.saving.load_model` reads the whole file into memory, and `keras.saving.deserialize_keras_object` does
+    not build what is shared once.
+    """
+    build = _private(_module("keras.src.saving.saving_lib"), "_model_from_config", _READS_WEIGHTS)
+    return build(json.dumps(config), custom_objects=None, compile=False, safe_mode=safe_mode)
 
 
 def h5_store() -> Any:

@@ -23,6 +23,7 @@ from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass, Tensors
 from understudy.evaluator.model.frozen import FrozenPass
 from understudy.evaluator.model.graph_analysis import may_overlap, state_changes
+from understudy.evaluator.model.initial_values import weights_are_loaded
 from understudy.evaluator.model.inputs import check_forms, check_inputs, check_values
 from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
 from understudy.evaluator.model.output_tasks import output_tasks
@@ -88,7 +89,7 @@ class Slot:
     def _build(self, model_file: Path) -> None:
         """Build a model, trace it and determine its properties."""
         repair_open_axes()
-        with self._assigning():
+        with self._assigning(), weights_are_loaded():
             built = self._loader.build(model_file)
         self._model = built.model
         self._compile_config = built.compile_config

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import h5py
 import keras
 
 from understudy.checkpoints.file_part import start_of_member
+from understudy.compat import model_of_config
 from understudy.evaluator.evaluator_errors import LoadError, first_line
 from understudy.evaluator.model.loaders.loader import BuiltModel
 from understudy.evaluator.model.loaders.stored_config import SAVE_DIFFERENTLY, StoredConfig, read_archive, read_hdf5
@@ -25,15 +27,36 @@ def _build(
 ) -> BuiltModel:
     if stored.is_translated and stored.assets:
         raise LoadError(f"{model_file.name} was saved by Keras 2 and has vocabularies; {SAVE_DIFFERENTLY}")
-    try:
+    with _build_errors(model_file):
         if stored.is_translated:
             model = keras.saving.deserialize_keras_object(stored.model, safe_mode=safe_mode)
             load_weights(model, model_file)
         else:
             model = keras.saving.load_model(model_file, compile=False, safe_mode=safe_mode)
+    return BuiltModel(model=model, compile_config=stored.compilation)
+
+
+@contextlib.contextmanager
+def _build_errors(model_file: Path) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         raise LoadError(f"{model_file.name} cannot be built: {first_line(error)}") from error
-    return BuiltModel(model=model, compile_config=stored.compilation)
+
+
+def _weights_in_place(model_file: Path) -> zipfile.ZipInfo | None:
+    """Return the member with the weights if it is part of the file as it is, as Keras writes it; None if compressed.
+
+    Raises:
+        KeyError: There are no weights.
+    """
+    with zipfile.ZipFile(model_file) as archive:
+        info = archive.getinfo(_WEIGHTS)
+    return info if info.compress_type == zipfile.ZIP_STORED else None
+
+
+def _assign_in_place(model: Any, model_file: Path, weights: zipfile.ZipInfo) -> None:
+    assign_from_hdf5(model, model_file, start=start_of_member(weights, model_file), size=weights.file_size)
 
 
 def assign_weights(model: Any, model_file: Path) -> None:
@@ -45,12 +68,11 @@ def assign_weights(model: Any, model_file: Path) -> None:
         LoadError: The file is damaged. Some variables may have been assigned.
     """
     try:
-        with zipfile.ZipFile(model_file) as archive:
-            info = archive.getinfo(_WEIGHTS)
-        if info.compress_type == zipfile.ZIP_STORED:  # Keras does not compress
-            assign_from_hdf5(model, model_file, start=start_of_member(info, model_file), size=info.file_size)
-        else:
+        weights = _weights_in_place(model_file)
+        if weights is None:
             model.load_weights(model_file)
+        else:
+            _assign_in_place(model, model_file, weights)
     except Exception as error:
         raise LoadError(f"the weights of {model_file.name} cannot be assigned: {first_line(error)}") from error
 
@@ -86,7 +108,15 @@ class KerasLoader:
 
     def build(self, model_file: Path) -> BuiltModel:
         """See `ModelLoader`."""
-        return _build(model_file, read_archive(model_file), _load_all_weights, safe_mode=self._safe_mode)
+        stored = read_archive(model_file)
+        with _build_errors(model_file):
+            weights = _weights_in_place(model_file)
+        if weights is None or stored.assets or stored.is_translated:
+            return _build(model_file, stored, _load_all_weights, safe_mode=self._safe_mode)
+        with _build_errors(model_file):
+            model = model_of_config(stored.model, safe_mode=self._safe_mode)
+            _assign_in_place(model, model_file, weights)
+        return BuiltModel(model=model, compile_config=stored.compilation)
 
     def assign(self, model: Any, model_file: Path) -> bool:
         """See `ModelLoader`."""
