@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.devices.host import available_memory_bytes, usable_cores
+from understudy.devices.host import available_memory_bytes, usable_cores, usable_memory_bytes
 
 AFFINITY = len(os.sched_getaffinity(0))
 MEBIBYTE = 2**20
@@ -18,8 +18,10 @@ MACHINE_MIB = 1000
 def lay_out(folder: Path, process: str, files: Mapping[str, str]) -> dict[str, Path]:
     """Write the files of a machine, and return the arguments that name them."""
     paths = {"cgroups": folder / "cgroups", "process": folder / "process", "memory": folder / "memory"}
+    folder.mkdir(exist_ok=True)
     paths["process"].write_text(process, encoding="ascii")
-    paths["memory"].write_text(f"MemFree: 1 kB\nMemAvailable: {MACHINE_MIB * 1024} kB\n", encoding="ascii")
+    memory = f"MemTotal: {2 * MACHINE_MIB * 1024} kB\nMemFree: 1 kB\nMemAvailable: {MACHINE_MIB * 1024} kB\n"
+    paths["memory"].write_text(memory, encoding="ascii")
     for name, text in files.items():
         file = paths["cgroups"] / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -99,6 +101,12 @@ def test_available_memory_is_what_the_machine_and_the_limits_leave(
     assert available_memory_bytes(**paths) == expected_mib * MEBIBYTE
 
 
+def test_usable_memory_is_the_least_of_the_machine_and_the_limits(tmp_path: Path) -> None:
+    v1 = {"memory/a/memory.limit_in_bytes": f"{64 * MEBIBYTE}", "memory/a/memory.usage_in_bytes": f"{60 * MEBIBYTE}"}
+    assert usable_memory_bytes(**lay_out(tmp_path / "limited", "9:memory:/a\n", v1)) == 64 * MEBIBYTE
+    assert usable_memory_bytes(**lay_out(tmp_path / "free", "0::/\n", {})) == 2 * MACHINE_MIB * MEBIBYTE
+
+
 def test_this_machine_has_memory_and_cores() -> None:
     assert 1 <= usable_cores() <= AFFINITY
-    assert available_memory_bytes() > 0
+    assert 0 < available_memory_bytes() <= usable_memory_bytes()

@@ -37,9 +37,20 @@ def available_memory_bytes(*, cgroups: Path = CGROUPS, process: Path = PROCESS, 
         process: The list of the process's cgroups.
         memory: The machine's memory.
     """
+    left = (limit - used for limit, used in _memory_limits(cgroups, process))
+    return max(0, min([_machine_bytes(memory, "MemAvailable"), *left]))
+
+
+def usable_memory_bytes(*, cgroups: Path = CGROUPS, process: Path = PROCESS, memory: Path = MEMORY) -> int:
+    """Return how many bytes of memory this process may use in all; see `available_memory_bytes`."""
+    limits = (limit for limit, _ in _memory_limits(cgroups, process))
+    return min([_machine_bytes(memory, "MemTotal"), *limits])
+
+
+def _machine_bytes(memory: Path, name: str) -> int:
     lines = (line.partition(":") for line in memory.read_text(encoding="ascii").splitlines())
-    known = {name: value.split()[0] for name, _, value in lines if value.strip()}
-    return max(0, min([int(known["MemAvailable"]) * _KIBIBYTE, *_memory_limits(cgroups, process)]))
+    known = {each: value.split()[0] for each, _, value in lines if value.strip()}
+    return int(known[name]) * _KIBIBYTE
 
 
 def _cpu_limits(cgroups: Path, process: Path) -> Iterator[float]:
@@ -52,15 +63,15 @@ def _cpu_limits(cgroups: Path, process: Path) -> Iterator[float]:
             yield int(quota) / int(period)
 
 
-def _memory_limits(cgroups: Path, process: Path) -> Iterator[int]:
-    """Yield what the limits of memory leave, in bytes. Memory of cached files does not count as used."""
+def _memory_limits(cgroups: Path, process: Path) -> Iterator[tuple[int, int]]:
+    """Yield the limits of memory, and what is used of each, in bytes. Memory of cached files does not count as used."""
     names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
     for folder in _folders(cgroups, process, "memory"):
         for limit_name, used_name in names:
             limit, used = _read(folder / limit_name), _read(folder / used_name)
             if limit.isdigit() and used.isdigit():
                 cached = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
-                yield int(limit) - int(used) + int(cached.get("inactive_file", 0))
+                yield int(limit), int(used) - int(cached.get("inactive_file", 0))
 
 
 def _folders(cgroups: Path, process: Path, controller: str) -> Iterator[Path]:

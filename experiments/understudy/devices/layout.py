@@ -15,6 +15,7 @@ from understudy.devices import driver
 from understudy.devices.cuda_libraries import LibraryFault, preload
 from understudy.devices.diagnosis import device_files, expects_gpus, is_hidden, tensorflow_warnings, why_no_gpu
 from understudy.devices.errors import DeviceLayoutError, DevicesFixedError, NoGpuError
+from understudy.devices.host import usable_memory_bytes
 from understudy.devices.selection import Selection, canonical, select
 
 _log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def describe(layout: Layout) -> list[dict[str, Any]]:
         if kind == "GPU":
             facts |= _gpu_facts(physical[int(number)], int(number), known)
         else:
-            facts["memory_mib"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
+            facts["memory_mib"] = usable_memory_bytes() // _MIB
         described.append(facts)
     return described
 
