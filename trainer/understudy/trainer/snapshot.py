@@ -59,7 +59,7 @@ class Snapshot:
     def check_finite(self) -> None:
         """Raise NonFiniteLossError if a weight is NaN or infinite."""
         for values in (*self.trained, *self.replica):
-            if not np.isfinite(np.asarray(values, np.float64)).all():
+            if not np.isfinite(values).all():
                 raise NonFiniteLossError(
                     f"after step {self.step} a weight is NaN or infinite, so that step is not published; "
                     "lower the learning rate or clip the gradients",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from understudy.checkpoints import RunDir, read_manifest
+from understudy.checkpoints.initial_values import weights_are_loaded
 from understudy.checkpoints.manifest import verify_files
 from understudy.experiments import Experiment
 from understudy.trainer.chief import Chief
@@ -98,7 +99,8 @@ def train(
         stack.enter_context(peers_watched())
         strategy = build_strategy(settings, task, while_waiting=preemption.check)
         # Built in every task, so that Keras names the trained model's layers alike in all of them.
-        published_model = build_model(experiment, seed=settings.seed)
+        with weights_are_loaded():  # from each snapshot
+            published_model = build_model(experiment, seed=settings.seed)
         job = _make_job(experiment, settings, strategy)
         first_step = _resume(job, settings)
         job.check_agreement(first_step)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from understudy.checkpoints.initial_values import weights_are_loaded
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.compat import repair_open_axes
@@ -23,7 +24,6 @@ from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass, Tensors
 from understudy.evaluator.model.frozen import FrozenPass
 from understudy.evaluator.model.graph_analysis import may_overlap, state_changes
-from understudy.evaluator.model.initial_values import weights_are_loaded
 from understudy.evaluator.model.inputs import check_forms, check_inputs, check_values
 from understudy.evaluator.model.loaders import KerasLoader, ModelLoader
 from understudy.evaluator.model.output_tasks import output_tasks

@@ -18,8 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from understudy.evaluator.model.weights import ZeroCopyArray
-
 _RANDOM: Final = (
     keras.initializers.Orthogonal,
     keras.initializers.RandomNormal,
@@ -37,7 +35,7 @@ _ARE_LOADED: ContextVar[bool] = ContextVar("are_loaded", default=False)
 def weights_are_loaded() -> Iterator[None]:
     """Within this context, Keras's random initializers without a seed return zeros, which take no memory.
 
-    Enter it only to build a model whose weights are then all assigned. It holds for this thread.
+    Enter it only to build a model whose variables are then all assigned. It holds for this thread.
     """
     _replace_initializers()
     token = _ARE_LOADED.set(True)
@@ -69,4 +67,4 @@ def _zeros(shape: Sequence[int], dtype: str) -> Any:
     if size <= _MAPPED_BYTES or dtype not in _MAPPABLE:
         return tf.zeros(shape, dtype)
     untouched = np.frombuffer(mmap.mmap(-1, size), dtype).reshape(shape)
-    return tf.convert_to_tensor(untouched.view(ZeroCopyArray))
+    return tf.experimental.dlpack.from_dlpack(untouched.__dlpack__())
