@@ -234,6 +234,19 @@ def blame_machine(error: Exception) -> Exception:
     return blamed
 
 
+def without_frames(error: Exception) -> Exception:
+    """Return the error, without tracebacks if its text is meant for the caller.
+
+    A traceback holds the frames of the failed work, and with them its arrays and the future whose outcome the error
+    is: a cycle, which would stay in memory until Python looks for cycles. The traceback of a defect is logged.
+    """
+    if isinstance(error, EvaluatorError):
+        link: BaseException | None = error
+        while link is not None:
+            link = link.with_traceback(None).__cause__ or link.__context__
+    return error
+
+
 def _by_kind(error: BaseException) -> Resource | None:
     if isinstance(error, MemoryError | OutOfResourcesError):
         return Resource.MEMORY

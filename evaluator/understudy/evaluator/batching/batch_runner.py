@@ -23,7 +23,7 @@ from understudy.evaluator.batching.request_queue import (
     is_late,
     late,
 )
-from understudy.evaluator.evaluator_errors import blame_machine
+from understudy.evaluator.evaluator_errors import blame_machine, without_frames
 from understudy.evaluator.observer import Observer
 from understudy.evaluator.types import Array, Arrays, Outcome, Prediction, ResultSink
 
@@ -270,7 +270,7 @@ class BatchRunner:
         try:
             fetch = handle.slot.launch(_merge(batch))
         except Exception as error:  # noqa: BLE001 - it is recorded as the outcome
-            fetch = functools.partial(_raise, error)
+            fetch = functools.partial(_raise, without_frames(error))
         return functools.partial(self._finish, handle, batch, fill_seconds, began, fetch)
 
     def _finish(
@@ -299,9 +299,9 @@ class BatchRunner:
         try:
             return batch[0].borrow()
         except Exception as error:  # noqa: BLE001 - it is the outcome of all requests
-            outcomes = _Outcomes()
+            outcomes, outcome = _Outcomes(), without_frames(error)
             for request in batch:
-                outcomes.add(request, error)
+                outcomes.add(request, outcome)
             outcomes.deliver()
             return None
 
@@ -354,7 +354,7 @@ class BatchRunner:
     ) -> None:
         """Run the requests of a failed batch one by one, so that one caller's values cannot fail another's request."""
         if len(batch) == 1:
-            outcomes.add(batch[0], blame_machine(error))
+            outcomes.add(batch[0], without_frames(blame_machine(error)))
             self._observer.request_failed(step=handle.step, seconds=time.monotonic() - batch[0].arrived)
             return
         for request in batch:
@@ -368,7 +368,7 @@ class BatchRunner:
         try:
             result = request.work()
         except Exception as error:  # noqa: BLE001 - it is recorded in the future
-            blamed = blame_machine(error)
+            blamed = without_frames(blame_machine(error))
             self._health.raised(blamed, request.trial)
             request.future.set_exception(blamed)
             return

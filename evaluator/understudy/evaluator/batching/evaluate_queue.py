@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from understudy.evaluator.batching.request_queue import Admission, QueuedEvaluate, Refusal, raise_refusal
-from understudy.evaluator.evaluator_errors import OverloadedError, blame_machine
+from understudy.evaluator.evaluator_errors import OverloadedError, blame_machine, without_frames
 from understudy.evaluator.observer import Observer
 
 _T = TypeVar("_T")
@@ -98,7 +98,7 @@ class EvaluateQueue:
             self._enqueue_when_there_is_room(request)
         except Exception as error:  # noqa: BLE001 - it is recorded in the future
             if request.begin():
-                request.fail(blame_machine(error))
+                request.fail(without_frames(blame_machine(error)))
 
     def _enqueue_when_there_is_room(self, request: QueuedEvaluate) -> None:
         """Wait until a request fits into the queue, and queue it unless it is cancelled meanwhile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 import time
@@ -367,7 +368,7 @@ def raise_refusal(refusal: Refusal | None, observer: Observer) -> None:
     """Raise the error of a refusal, if there is one, and notify the observer of it."""
     if refusal is not None:
         observer.rejected(refusal.reason)
-        raise refusal.error
+        raise copy.copy(refusal.error)  # the frames of its traceback hold the refusal, and the request: else a cycle
 
 
 class Admission:
