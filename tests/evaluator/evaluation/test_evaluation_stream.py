@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,17 @@ def test_a_stream_is_closed_for_a_reason(open_stream: OpenStream, servable: Serv
     for use in (lambda: stream.add(batch(*rows(0, 2))), stream.finish):
         with pytest.raises(StreamIdleError, match="its slot was needed"):
             use()
+
+
+def test_a_closed_stream_keeps_no_batch_that_it_refused(open_stream: OpenStream) -> None:
+    stream = open_stream()
+    stream.close(StreamIdleError("its slot was needed"))
+    refused = batch(*rows(0, 2))
+    kept = weakref.ref(next(iter(refused.inputs.values())))
+    with pytest.raises(StreamIdleError):
+        stream.add(refused)
+    del refused
+    assert kept() is None
 
 
 def test_the_version_of_the_most_silent_streams_gives_its_slot_up(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import threading
@@ -105,6 +106,7 @@ class EvaluationStream:
         self._computing_seconds = 0.0
         self._opened = self._active = time.monotonic()
         self._silent_seconds = 0.0
+        # Raised in copies, as the frames of a traceback hold the refused batch.
         self._reason: EvaluatorError = CancelledError("the stream was closed; open another one")
 
     @property
@@ -160,7 +162,7 @@ class EvaluationStream:
         added = time.monotonic()
         with self._lock:
             if self._closed:
-                raise self._reason
+                raise copy.copy(self._reason)
             self._settle()
             if not self._under_way:
                 self._silent_seconds += added - self._active
@@ -220,7 +222,7 @@ class EvaluationStream:
         """
         with self._lock:
             if self._closed:
-                raise self._reason
+                raise copy.copy(self._reason)
             self._settle()
             if self._under_way:
                 raise RuntimeError(f"{len(self._under_way)} batches are under way; wait for their futures first")
@@ -294,7 +296,7 @@ class EvaluationStream:
     def _between_pieces(self) -> None:
         """Yield to predictions, and stop if the stream was closed."""
         if self._closed:
-            raise self._reason
+            raise copy.copy(self._reason)
         self._engine.yield_to_predict()
 
     def _done(self, _: Future[ExampleScores]) -> None:
