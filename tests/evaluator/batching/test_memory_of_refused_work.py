@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,3 +76,38 @@ def test_a_prediction_that_fails_leaves_nothing_behind(harness: EngineHarness) -
     harness.engine.run(lambda: None, examples=1).result(TIMEOUT)
     assert kept() is None
     assert failed.exception() is not None
+
+
+def test_work_of_an_evaluation_that_is_cancelled_leaves_nothing_behind_and_is_not_prepared(
+    harness: EngineHarness,
+) -> None:
+    """Else a caller that begins evaluations and cancels them could fill the memory behind a slow preparation."""
+    began, go = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        began.set()
+        assert go.wait(TIMEOUT)
+
+    first = harness.engine.run(lambda: None, examples=1, prepare=slowly)
+    assert began.wait(TIMEOUT)
+    array = np.ones(16)
+    kept = weakref.ref(array)
+    prepared: list[Array] = []
+    second = harness.engine.run(failing_work(array), examples=16, prepare=partial(prepared.append, array))
+    del array
+    second.cancel()
+    assert kept() is None
+    go.set()
+    first.result(TIMEOUT)
+    harness.engine.run(lambda: None, examples=1, prepare=lambda: None).result(TIMEOUT)
+    assert prepared == []
+
+
+def test_queued_work_of_an_evaluation_that_is_cancelled_leaves_nothing_behind(harness: EngineHarness) -> None:
+    harness.occupy()
+    array = np.ones(16)
+    kept = weakref.ref(array)
+    queued = harness.engine.run(failing_work(array), examples=16)
+    del array
+    queued.cancel()
+    assert kept() is None

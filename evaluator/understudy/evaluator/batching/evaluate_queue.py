@@ -68,19 +68,27 @@ class EvaluateQueue:
             DrainingError: The engine is being closed. With ``prepare``, this is the future's exception.
         """
         request = QueuedEvaluate(
-            work=work, trial=trial, examples=examples, deadline=deadline, arrived=time.monotonic(), future=Future()
+            work=work,
+            prepare=prepare,
+            trial=trial,
+            examples=examples,
+            deadline=deadline,
+            arrived=time.monotonic(),
+            future=Future(),
         )
         if prepare is None:
             self._enqueue(request)
         else:
             with self._changed:
                 raise_refusal(self._admission.evaluate(examples, None, waiting=0), self._observer)
-                self._preparer.submit(self._prepare_and_enqueue, prepare, request)
+                request.future.add_done_callback(request.forget)
+                self._preparer.submit(self._prepare_and_enqueue, request)
         return request.future
 
     def _enqueue(self, request: QueuedEvaluate) -> None:
         with self._changed:
             raise_refusal(self._refusal(request), self._observer)
+            request.future.add_done_callback(request.forget)
             self._append(request)
 
     def _append(self, request: QueuedEvaluate) -> None:
@@ -91,9 +99,13 @@ class EvaluateQueue:
         waiting = sum(other.examples for other in self._evaluates)
         return self._admission.evaluate(request.examples, request.deadline, waiting=waiting)
 
-    def _prepare_and_enqueue(self, prepare: Callable[[], object], request: QueuedEvaluate) -> None:
+    def _prepare_and_enqueue(self, request: QueuedEvaluate) -> None:
+        prepare = request.prepare
+        if prepare is None:  # cancelled
+            return
         try:
             prepare()
+            del prepare
             request.future.add_done_callback(self.notify_room)
             self._enqueue_when_there_is_room(request)
         except Exception as error:  # noqa: BLE001 - it is recorded in the future

@@ -94,10 +94,12 @@ class QueuedPredict:
 class QueuedEvaluate:
     """Work for the device. Times are on the `time.monotonic` clock, in seconds.
 
-    ``trial`` runs the same model on generated data; None if the work itself does.
+    ``prepare`` is slow preparation that comes first, if any. ``trial`` runs the same model on generated data; None if
+    the work itself does.
     """
 
     work: Callable[[], Any]
+    prepare: Callable[[], object] | None
     trial: Callable[[], object] | None
     examples: int
     deadline: float | None
@@ -108,6 +110,10 @@ class QueuedEvaluate:
         """Mark it as running; return False if it was cancelled."""
         return self.future.set_running_or_notify_cancel()
 
+    def forget(self, _: Future[Any]) -> None:
+        """Let go of the work, which is done: what is cancelled may stay in a queue for long."""
+        self.work, self.prepare, self.trial = _nothing, None, None
+
     def is_cancelled(self) -> bool:
         """Whether it was cancelled before it began."""
         return self.future.cancelled()
@@ -115,6 +121,10 @@ class QueuedEvaluate:
     def fail(self, error: Exception) -> None:
         """Deliver an error as the outcome."""
         self.future.set_exception(error)
+
+
+def _nothing() -> None:
+    """Stand in for work that is over."""
 
 
 QueuedRequest = QueuedPredict | QueuedEvaluate
