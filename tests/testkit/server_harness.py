@@ -12,6 +12,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from testkit.asgi_bridge import AsgiHandler
+from understudy.service.calls.body_budget import BodyBudget
 from understudy.service.calls.call_limits import DisconnectMonitor
 from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.methods import CallContext, Handler, Service, service
@@ -27,6 +28,7 @@ from understudy.v1 import prediction_pb2, prediction_pb2_grpc
 
 FRONT_ENDS = ("grpcio", "envoy")
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_BODY_BYTES = 4 * MAX_MESSAGE_BYTES
 PREDICTION_SERVICE = "understudy.v1.PredictionService"
 
 Behavior = Callable[[Any], Awaitable[Any]]
@@ -142,13 +144,15 @@ async def running_harness(front_end: str, more: Sequence[Service] = ()) -> Async
 def _grpcio_server(methods: ServedMethods) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
     ended = EndedInterceptor()
     server = grpc.aio.server(interceptors=(ended,))
-    server.add_generic_rpc_handlers([MethodHandlers(methods, MessageDecompressor(MAX_MESSAGE_BYTES))])
+    server.add_generic_rpc_handlers(
+        [MethodHandlers(methods, MessageDecompressor(MAX_MESSAGE_BYTES), BodyBudget(MAX_BODY_BYTES))]
+    )
     return server, ended.ended
 
 
 def _bridged_server(methods: ServedMethods) -> tuple[grpc.aio.Server, asyncio.Queue[str]]:
     ended: asyncio.Queue[str] = asyncio.Queue()
     server = grpc.aio.server()
-    application = GrpcAsgiApp(methods, DisconnectMonitor(), MAX_MESSAGE_BYTES, max_body_bytes=4 * MAX_MESSAGE_BYTES)
+    application = GrpcAsgiApp(methods, DisconnectMonitor(), MAX_MESSAGE_BYTES, max_body_bytes=MAX_BODY_BYTES)
     server.add_generic_rpc_handlers([AsgiHandler(application, ended)])
     return server, ended

@@ -27,7 +27,7 @@ from understudy.evaluator.settings import EvaluatorSettings
 from understudy.evaluator.temporary_folders import delete_abandoned
 from understudy.evaluator.types import END_AFTER, HeldBack
 from understudy.service import logging
-from understudy.service.calls.call_limits import BodyBudget
+from understudy.service.calls.body_budget import BodyBudget
 from understudy.service.calls.metrics import InferenceStatistics, new_registry
 from understudy.service.calls.served_call import Guard, ServedMethods, served_methods
 from understudy.service.evaluator_metrics import CheckpointTracer, EvaluatorCollector, RunCollector, ServiceObserver

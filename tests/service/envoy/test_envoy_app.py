@@ -125,7 +125,10 @@ async def test_a_request_that_is_too_large_is_refused_though_it_comes_in_one_pie
     assert "Received message larger than max" in message
 
 
-async def test_unfinished_bodies_hold_bounded_memory_and_a_small_request_is_answered(knocking: Knocking) -> None:
+async def test_unfinished_bodies_hold_bounded_memory_and_a_small_request_is_answered(
+    knocking: Knocking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.service.calls.body_budget.ROOM_SECONDS", 0.05)
     begun, may_go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def unfinished(path: str) -> list[Any]:

@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from testkit.scripted_evaluator import ScriptedEvaluator, inference_handler, prediction
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotReadyError, OverloadedError
 from understudy.evaluator.types import Prediction
-from understudy.service.calls.call_limits import BodyBudget
+from understudy.service.calls.body_budget import BodyBudget
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.handlers.status_handlers import MetricsHandler

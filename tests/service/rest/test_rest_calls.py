@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from testkit.hostile_connections import FORGED_ADDRESS
 from testkit.scripted_evaluator import ScriptedEvaluator, inference_handler, prediction
 from understudy.evaluator.evaluator_errors import OverloadedError
-from understudy.service.calls.call_limits import BodyBudget
+from understudy.service.calls.body_budget import BodyBudget
 from understudy.service.calls.metrics import new_registry
 from understudy.service.calls.served_call import served_methods
 from understudy.service.calls.status import CALLER_GONE, DEADLINE_PASSED

@@ -197,6 +197,7 @@ class ComparisonRun:
                 self._cancellation.check()
                 self._settle(under_way, examples, resampling)
                 under_way, examples = [self._add(stream, batch) for stream in streams], batch.examples
+                del batch  # it need not wait in memory for the next one
             self._settle(under_way, examples, resampling)
             results = [stream.finish() for stream in streams]
         losses = resampling.results()

@@ -1,4 +1,4 @@
-"""Limits of calls whose transport sets none: deadlines, disconnected callers, and the memory of unfinished bodies.
+"""Limits of calls whose transport sets none: deadlines and disconnected callers.
 
 Envoy reports disconnects only when polled, and a poll takes a round trip between threads. So the monitor does not poll
 at the start of a call, when most calls end, and polls less often the longer a call lasts.
@@ -11,11 +11,8 @@ import heapq
 import itertools
 import time
 from abc import abstractmethod
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
-from understudy.evaluator.evaluator_errors import OverloadedError
-from understudy.service.calls.caller import CallUsage
 from understudy.service.calls.served_call import Call
 from understudy.service.calls.status import (
     COMPUTATION_CANCELLED,
@@ -179,69 +176,3 @@ class WatchedCall(Call):
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
         return COMPUTATION_CANCELLED
-
-
-_RETRY_SECONDS = 1.0
-
-
-class BodyBudget:
-    """Bounds the bytes that unfinished bodies hold. Belongs to the event loop's thread.
-
-    Args:
-        max_bytes: The most bytes at once.
-
-    Attributes:
-        max_bytes: The most bytes at once.
-        held_bytes: The bytes held now.
-        turn: What has received a large piece holds it for a round of the loop before it receives more, so that many
-            bodies that arrive together hold no other call up.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.held_bytes = 0
-        self.turn = asyncio.Lock()
-
-
-class BodyReservation:
-    """What one body holds of a budget, inside a ``with`` block, whose end releases it.
-
-    Args:
-        budget: The budget.
-        of_caller: What the call counts against its caller's limits; None without a caller.
-    """
-
-    __slots__ = ("_budget", "_held", "_of_caller")
-
-    def __init__(self, budget: BodyBudget, of_caller: CallUsage | None) -> None:
-        self._budget = budget
-        self._of_caller = of_caller
-        self._held = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        del kind, error, traceback
-        self.hold(0)
-
-    def hold(self, size: int) -> None:
-        """Hold this many bytes from now on, in place of those before.
-
-        Raises:
-            OverloadedError: All bodies together would hold too many, or those of the caller.
-            InvalidInputError: The body is larger than all that its caller may have under way.
-        """
-        if self._of_caller is not None:
-            self._of_caller.hold_unfinished(size)
-        budget, more = self._budget, size - self._held
-        if more > 0 and budget.held_bytes + more > budget.max_bytes:
-            raise OverloadedError(
-                f"unfinished request bodies hold {budget.held_bytes} bytes, and {more} more would exceed the "
-                f"{budget.max_bytes} of --max-body-mib; try again",
-                retry_after_seconds=_RETRY_SECONDS,
-            )
-        budget.held_bytes += more
-        self._held = size

@@ -92,6 +92,9 @@ class CallContext:
         """The address of the caller, as the transport writes it; empty outside of a server."""
         return ""
 
+    def message_done(self) -> None:
+        """Say that the oldest message of the call's requests is no longer in memory, which makes room for others."""
+
     def caller_key(self) -> str:
         """Return what tells the caller from others: its name, else the address and the port of its connection."""
         return self.peer if self.caller is None else self.caller.name

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError
 from understudy.service.calls.audit import audit_call
+from understudy.service.calls.body_budget import StreamReservation
 from understudy.service.calls.caller import CallUsage
 from understudy.service.calls.methods import CallContext, Encoded, Method, RpcMethod, Service
 from understudy.service.calls.metrics import MethodMetrics, RpcMetrics
@@ -93,6 +94,7 @@ class Call(CallContext, ABC):
     """One call of one method. A transport implements it, and `ServedMethod.serve` drives it, in one task.
 
     Attributes:
+        held: What the messages of its request stream hold; None before it is read, and for other calls.
         has_callers_id: Whether the caller sent the id; then every response carries it.
         received_bytes: The size of the request messages so far, decompressed.
         request_id: The id of the call.
@@ -100,14 +102,16 @@ class Call(CallContext, ABC):
         started: When it began, on `time.monotonic`'s clock in seconds.
     """
 
-    __slots__ = ("has_callers_id", "received_bytes", "request_id", "started", "usage")
+    __slots__ = ("has_callers_id", "held", "received_bytes", "request_id", "started", "usage")
 
+    held: StreamReservation | None
     usage: CallUsage | None
 
     def __init__(self) -> None:  # sets what `CallContext` would, as each function costs every call
         self.audited = None
         self.caller = None
         self.deadline = None
+        self.held = None
         self.usage = None
         self.trace = None
         self.started = time.monotonic()
@@ -115,6 +119,13 @@ class Call(CallContext, ABC):
         came = self.header(REQUEST_ID_HEADER)
         self.has_callers_id = came is not None
         self.request_id = accept_id(came)
+
+    def message_done(self) -> None:
+        """See `CallContext`."""
+        if self.usage is not None:
+            self.usage.release_oldest()
+        if self.held is not None:
+            self.held.release_oldest()
 
     @property
     @abstractmethod
@@ -305,8 +316,7 @@ class ServedMethod:
     def sent(self, call: Call) -> None:
         """Count a sent message."""
         self._metrics.sent_messages += 1
-        if call.usage is not None:
-            call.usage.release_oldest()
+        call.message_done()
 
     def decode(self, call: Call, data: bytes, begin: int = 0) -> Any:
         """Return the request in ``data[begin:]``, which has arrived.
@@ -337,6 +347,8 @@ class ServedMethod:
         self._open -= 1
         if call.usage is not None:
             call.usage.leave()
+        if call.held is not None:
+            call.held.close()
         self._metrics.handled(Code.OK if failure is None else failure.code, seconds=seconds)
         if call.trace is not None:
             self._metrics.seconds.exemplify(seconds, call.trace.ids)

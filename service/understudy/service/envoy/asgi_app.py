@@ -9,7 +9,8 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.service.calls.call_limits import BodyBudget, BodyReservation, DisconnectMonitor
+from understudy.service.calls.body_budget import BodyBudget, BodyReservation, StreamReservation
+from understudy.service.calls.call_limits import DisconnectMonitor
 from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.served_call import ServedMethod, ServedMethods, accept_id, built
 from understudy.service.calls.status import CallEndedError, Code, Failure
@@ -94,17 +95,24 @@ class Endpoint(ABC):
         """Yield every message; read the next chunk only when it is needed."""
         unframer = Unframer(call.encoding, max_bytes=self._max_bytes)
         decode = self._served.decode
-        with BodyReservation(self._bodies, call.usage) as reservation:
-            while (chunk := await call.chunk_or_cancelled()) is not None:
-                reservation.hold(unframer.unread_bytes + len(chunk))
-                unframer.feed(chunk)
-                while (message := await _next_of(unframer)) is not None:
-                    reservation.hold(unframer.unread_bytes)
-                    if call.usage is not None:
-                        await call.usage.throttle()
-                    received = [await self._plain(message)]
-                    del message
-                    yield decode(call, received.pop())  # nothing here keeps it while the next one is not asked for
+        call.held = held = StreamReservation(self._bodies)
+        while (chunk := await call.chunk_or_cancelled()) is not None:
+            size = unframer.unread_bytes + len(chunk)
+            await held.arrive(size)
+            if call.usage is not None:
+                call.usage.hold_unfinished(size)
+            unframer.feed(chunk)
+            del chunk
+            while (message := await _next_of(unframer)) is not None:
+                held.complete(len(message.data), unfinished=unframer.unread_bytes)
+                if call.usage is not None:
+                    call.usage.hold_unfinished(unframer.unread_bytes)
+                    await call.usage.throttle()
+                received = [await self._plain(message)]
+                del message
+                await held.grow(len(received[0]))
+                yield decode(call, received.pop())  # nothing here keeps it while the next one is not asked for
+            await held.expect(unframer.next_bytes)
         unframer.check_end()
 
     async def _plain(self, message: Message) -> bytes:

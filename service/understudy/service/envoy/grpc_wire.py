@@ -89,9 +89,14 @@ class Unframer:
     @property
     def has_large(self) -> bool:
         """Whether the next message is complete, and large, so that it takes long to put together."""
-        if self._left <= LARGE_BYTES or len(self._chunks[0]) < self._begin + PREFIX_BYTES:
-            return False
-        return bool(self._left >= PREFIX_BYTES + _PREFIX.unpack_from(self._chunks[0], self._begin)[1])
+        return self._left > LARGE_BYTES and 0 < self.next_bytes <= self._left
+
+    @property
+    def next_bytes(self) -> int:
+        """The bytes of the next message and its prefix, complete or not; 0 if they are not known yet."""
+        if not self._chunks or len(self._chunks[0]) < self._begin + PREFIX_BYTES:
+            return 0
+        return PREFIX_BYTES + int(_PREFIX.unpack_from(self._chunks[0], self._begin)[1])
 
     @property
     def unread_bytes(self) -> int:

@@ -96,7 +96,7 @@ class FleetHandler:
             raise InvalidInputError(f"name has {len(name)} characters; give {_LONGEST_NAME} at most")
         with self.fleet.joined(name, call.peer, first.software_version[:_LONGEST_NAME]) as member:
             self._report(member, first)
-            reading = asyncio.create_task(self._read_reports(requests, member))
+            reading = asyncio.create_task(self._read_reports(requests, member, call))
             try:
                 async with aclosing(self._each_decision(reading)) as decisions:
                     async for decision in decisions:
@@ -152,9 +152,10 @@ class FleetHandler:
             else:
                 return True
 
-    async def _read_reports(self, requests: Requests, member: Member) -> None:
+    async def _read_reports(self, requests: Requests, member: Member, call: CallContext) -> None:
         async for request in requests:
             self._report(member, request)
+            call.message_done()
 
     def _report(self, member: Member, request: fleet_pb2.FollowRequest) -> None:
         step = request.serving_step if request.HasField("serving_step") else None

@@ -15,6 +15,7 @@ import grpc
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.addresses import host_and_port
+from understudy.service.calls.body_budget import BodyBudget, StreamReservation
 from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.methods import CoalescingOptions, RpcType
 from understudy.service.calls.served_call import (
@@ -68,7 +69,12 @@ def run(settings: ServeSettings, main: Main[_T]) -> _T:
 
 def server_of(settings: ServeSettings, certificates: ServerCertificates | None = None) -> GrpcServer:
     """Return the front end of these settings."""
-    return GrpcServer(certificates, max_message_bytes=settings.max_message_bytes, connections=settings.connections)
+    return GrpcServer(
+        certificates,
+        max_message_bytes=settings.max_message_bytes,
+        max_body_bytes=settings.max_body_bytes,
+        connections=settings.connections,
+    )
 
 
 class GrpcServer:
@@ -77,6 +83,7 @@ class GrpcServer:
     Args:
         certificates: The certificates for TLS; None to serve without TLS.
         max_message_bytes: The largest message to receive or send.
+        max_body_bytes: The most bytes that the messages of all streams together may hold.
         connections: The limits of its connections.
     """
 
@@ -84,7 +91,12 @@ class GrpcServer:
     """A call takes four events of gRPC's core, one or two loop iterations apart."""
 
     def __init__(
-        self, certificates: ServerCertificates | None = None, *, max_message_bytes: int, connections: ConnectionLimits
+        self,
+        certificates: ServerCertificates | None = None,
+        *,
+        max_message_bytes: int,
+        max_body_bytes: int,
+        connections: ConnectionLimits,
     ) -> None:
         options = (
             ("grpc.max_receive_message_length", max_message_bytes),
@@ -98,6 +110,7 @@ class GrpcServer:
         self._servers = [grpc.aio.server(options=options) for _ in range(SERVERS)]
         self._certificates = certificates
         self._decompressor = MessageDecompressor(max_message_bytes)
+        self._bodies = BodyBudget(max_body_bytes)
         self._method_handlers: MethodHandlers | None = None
 
     def bind(self, host: str, port: int) -> int:
@@ -126,7 +139,7 @@ class GrpcServer:
         if self._method_handlers is not None:
             self._method_handlers.replace(methods)
             return
-        self._method_handlers = MethodHandlers(methods, self._decompressor)
+        self._method_handlers = MethodHandlers(methods, self._decompressor, self._bodies)
         for server in self._servers:
             server.add_generic_rpc_handlers((self._method_handlers,))
             await server.start()
@@ -283,10 +296,12 @@ class Endpoint(ABC):
     Args:
         served: The method.
         decompressor: Decompresses messages.
+        bodies: Bounds the memory of the messages of streams.
     """
 
-    def __init__(self, served: ServedMethod, decompressor: MessageDecompressor) -> None:
+    def __init__(self, served: ServedMethod, decompressor: MessageDecompressor, bodies: BodyBudget) -> None:
         self._served = served
+        self._bodies = bodies
         self._decompress = decompressor.decompress
         self._handle: Any = served.method.answer
         self._encode = served.encode
@@ -321,12 +336,17 @@ class Endpoint(ABC):
 
     async def _each_request(self, call: GrpcCall) -> AsyncIterator[Any]:
         read, decode = call.context.read, self._served.decode
+        call.held = held = StreamReservation(self._bodies)
         while (data := await read()) is not _EOF:
+            await held.arrive(len(data))
+            held.complete(len(data))
             if call.usage is not None:
                 await call.usage.throttle()
             received = [await self._decompress(data) if data[:2] in _COMPRESSED else data]
             del data
+            await held.grow(len(received[0]))
             yield decode(call, received.pop())  # nothing here keeps it while the next one is not asked for
+            await held.expect_another()
 
     async def _send_each(self, requests: Any, call: GrpcCall) -> None:
         write, encode, served = call.context.write, self._encode, self._served
@@ -393,22 +413,24 @@ class MethodHandlers(GenericHandler):
     Args:
         methods: The methods to serve.
         decompressor: Decompresses messages.
+        bodies: Bounds the memory of the messages of streams.
     """
 
-    def __init__(self, methods: ServedMethods, decompressor: MessageDecompressor) -> None:
+    def __init__(self, methods: ServedMethods, decompressor: MessageDecompressor, bodies: BodyBudget) -> None:
         self._decompressor = decompressor
+        self._bodies = bodies
         self.replace(methods)
 
     def replace(self, methods: ServedMethods) -> None:
         """Look up other methods from now on."""
-        self._handlers = {path: _handler(served, self._decompressor) for path, served in methods.items()}
+        self._handlers = {path: _handler(served, self._decompressor, self._bodies) for path, served in methods.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
         """See `grpc.GenericRpcHandler`."""
         return self._handlers.get(handler_call_details.method)
 
 
-def _handler(served: ServedMethod, decompressor: MessageDecompressor) -> MethodHandler:
+def _handler(served: ServedMethod, decompressor: MessageDecompressor, bodies: BodyBudget) -> MethodHandler:
     endpoint, make = _KINDS[served.method.rpc.rpc_type]
-    handler: MethodHandler = make(endpoint(served, decompressor).call)
+    handler: MethodHandler = make(endpoint(served, decompressor, bodies).call)
     return handler

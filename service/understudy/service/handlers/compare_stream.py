@@ -6,10 +6,12 @@ import asyncio
 import struct
 import tempfile
 import threading
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -171,10 +173,11 @@ async def compare_stream(
     if first is None:
         raise InvalidInputError("the first message is a batch; send options with the versions to compare first")
     options = first.options
+    call.message_done()
     model.check_optional_name(options.model_name)
     if options.dataset and await incoming.next_batch() is not None:
         raise InvalidInputError(f"got a batch beside the dataset {options.dataset!r}; send one or the other")
-    batches = StreamedBatches(incoming, asyncio.get_running_loop(), spools, call.caller)
+    batches = StreamedBatches(incoming, asyncio.get_running_loop(), spools, call)
     compare = partial(
         model.evaluator.compare,
         [messages.version(version) for version in options.versions],
@@ -202,14 +205,12 @@ class StreamedBatches:
         incoming: The stream.
         loop: The event loop it belongs to.
         spools: Store batches.
-        caller: The caller, if it is known.
+        call: The call that the stream belongs to.
     """
 
-    def __init__(
-        self, incoming: Incoming, loop: asyncio.AbstractEventLoop, spools: Spools, caller: Caller | None
-    ) -> None:
+    def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, spools: Spools, call: CallContext) -> None:
         self._spools = spools
-        self._caller = caller
+        self._call = call
         self._incoming = incoming
         self._loop = loop
         self._lock = threading.Lock()
@@ -225,11 +226,14 @@ class StreamedBatches:
     def first(self, signature: Signature, *, keep: bool) -> Iterator[Batch]:
         """See `ReplayableBatches`."""
         del signature
-        self._spool = self._spools.open(self._caller) if keep else None
+        self._spool = self._spools.open(self._call.caller) if keep else None
         while (request := self._next_batch()) is not None:
             if self._spool is not None:
                 self._spool.write(request.message)
-            yield messages.batch(request.message)
+            batches = [messages.batch(request.message)]
+            del request
+            weakref.finalize(batches[0], self._release).atexit = False
+            yield batches.pop()  # nothing here keeps it while the next one is not asked for
 
     def again(self, signature: Signature) -> Iterator[Batch]:
         """See `ReplayableBatches`."""
@@ -261,6 +265,11 @@ class StreamedBatches:
             return reading.result()
         except FutureCancelledError:
             raise CancelledError("the caller went away") from None
+
+    def _release(self) -> None:
+        """Make room for other messages, as a batch is no longer in memory, on any thread."""
+        with suppress(RuntimeError):  # the loop is closed, so nothing waits
+            self._loop.call_soon_threadsafe(self._call.message_done)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -180,6 +180,8 @@ async def score_stream(
     """
     incoming: Incoming = BatchStream(requests, limits)
     first = await incoming.first()
+    if first is not None:
+        call.message_done()
     options = evaluation_pb2.EvaluateOptions() if first is None else first.options
     model.check_optional_name(options.model_name)
     opening = model.evaluator.open_stream(
@@ -201,6 +203,7 @@ async def _add_all(stream: EvaluationStream, incoming: Incoming, call: CallConte
     under_way: deque[asyncio.Future[ExampleScores]] = deque()
     try:
         while (future := await _next_queued(stream, incoming, call)) is not None:
+            future.add_done_callback(lambda _: call.message_done())
             under_way.append(future)
             if len(under_way) == MAX_UNDER_WAY:
                 await under_way.popleft()

@@ -15,7 +15,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, VersionNotFoundError
-from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
+from understudy.service.calls.body_budget import BodyBudget
+from understudy.service.calls.call_limits import DisconnectMonitor
 from understudy.service.calls.caller import Group, is_direct
 from understudy.service.calls.methods import Method
 from understudy.service.calls.served_call import Guard, ServedMethod, ServedMethods

@@ -20,7 +20,8 @@ from starlette.types import Message, Receive, Scope, Send
 from understudy.evaluator.evaluation.training_end import TrainingWatch
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.settings import EvaluatorSettings
-from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
+from understudy.service.calls.body_budget import BodyBudget
+from understudy.service.calls.call_limits import DisconnectMonitor
 from understudy.service.calls.caller import Group
 from understudy.service.calls.metrics import samples_of
 from understudy.service.calls.served_call import Guard, ServedMethods

@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
 from understudy.oip import inference_pb2
-from understudy.service.calls.call_limits import BodyBudget, DisconnectMonitor
+from understudy.service.calls.body_budget import BodyBudget
+from understudy.service.calls.call_limits import DisconnectMonitor
 from understudy.service.calls.served_call import REQUEST_ID_HEADER, ServedMethods
 from understudy.service.calls.status import UnsupportedError
 from understudy.service.handlers.inference_handler import UNSUPPORTED, InferenceHandler

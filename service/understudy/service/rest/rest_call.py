@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.service.addresses import host_and_port
-from understudy.service.calls.call_limits import BodyBudget, BodyReservation, DisconnectMonitor, WatchedCall
+from understudy.service.calls.body_budget import BodyBudget, BodyReservation
+from understudy.service.calls.call_limits import DisconnectMonitor, WatchedCall
 from understudy.service.calls.compression import decompressed
 from understudy.service.calls.parsing import joined
 from understudy.service.calls.served_call import ServedMethod
