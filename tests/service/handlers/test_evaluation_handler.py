@@ -19,9 +19,9 @@ from understudy.evaluator.evaluator_errors import (
     OverloadedError,
     StreamIdleError,
 )
-from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
+from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord, Signature
 from understudy.service.calls.methods import CallContext
-from understudy.service.handlers.compare_stream import Spools
+from understudy.service.handlers.compare_stream import Spools, StreamedBatches
 from understudy.service.handlers.evaluate_stream import BatchStream, StreamLimits
 from understudy.service.handlers.evaluation_handler import MAX_COMPARISONS, MAX_EVALUATIONS, EvaluationHandler
 from understudy.service.readiness import Notifier, Readiness
@@ -29,6 +29,7 @@ from understudy.v1 import evaluation_pb2
 from understudy.wire import encode
 
 CALL = CallContext(deadline=None)
+SECONDS = 60
 LIMITS = StreamLimits(idle_seconds=1.0, total_seconds=60.0)
 RECORD = EvaluationRecord(
     sequence=1, step=10, checkpoint_digest="d", dataset="test", outcome=EvaluationOutcome.SCORED, metrics={"loss": 0.1}
@@ -63,6 +64,19 @@ async def evaluation(
         limits=LIMITS,
         spools=Spools(None, max_bytes=1 << 20),
     )
+
+
+class CountingCall(CallContext):
+    """A call that counts the messages that are done."""
+
+    def __init__(self) -> None:
+        super().__init__(deadline=None)
+        self.done: asyncio.Queue[int] = asyncio.Queue()
+        self._count = 0
+
+    def message_done(self) -> None:
+        self._count += 1
+        self.done.put_nowait(self._count)
 
 
 def batch(rows: int = 1) -> evaluation_pb2.EvaluateRequest:
@@ -100,6 +114,35 @@ async def test_the_options_can_be_left_out(evaluator: ScriptedEvaluator, evaluat
     (await stream.arrived.get()).set_result(None)
     assert (await call).score.examples == 4
     assert (evaluator.asked["version"], evaluator.asked["metrics"]) == ("serving", [])
+
+
+async def test_each_message_of_an_evaluation_makes_room_when_it_is_done(
+    evaluator: ScriptedEvaluator, evaluation: EvaluationHandler
+) -> None:
+    """The next one may wait for that room, so a batch makes it as soon as it is scored."""
+    stream, requests, counted = ScriptedStream(), CallerStream(options(), batch(), batch()), CountingCall()
+    evaluator.opening.set_result(stream)
+    call = asyncio.create_task(evaluation.evaluate(requests, counted))
+    first, second = [await stream.arrived.get() for _ in range(2)]
+    assert await counted.done.get() == 1  # the options
+    for number, arrived in ((2, first), (3, second)):
+        arrived.set_result(None)
+        assert await asyncio.wait_for(counted.done.get(), SECONDS) == number
+    requests.end()
+    await call
+
+
+async def test_a_batch_of_a_comparison_makes_room_when_it_is_no_longer_in_memory() -> None:
+    request = evaluation_pb2.CompareRequest(batch=batch().batch)
+    incoming, counted = BatchStream(CallerStream(request, request), LIMITS), CountingCall()
+    batches = StreamedBatches(incoming, asyncio.get_running_loop(), Spools(None, max_bytes=0), counted)
+    taking: Any = batches.first(Signature(inputs=(), outputs=()), keep=False)
+    taken = [await asyncio.to_thread(next, taking) for _ in range(2)]
+    assert counted.done.empty()
+    taken.pop()
+    assert await asyncio.wait_for(counted.done.get(), SECONDS) == 1
+    taken.clear()
+    assert await asyncio.wait_for(counted.done.get(), SECONDS) == 2
 
 
 async def test_no_more_than_two_batches_are_under_way(
