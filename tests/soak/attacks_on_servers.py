@@ -104,6 +104,43 @@ def silent_connections(served: Served) -> Iterator[str]:
     yield from ()
 
 
+def large_evaluations(served: Served) -> Iterator[str]:
+    """Begin evaluations that send large batches at once, as many bytes as every front end holds."""
+    yield from _evaluate_at_once(served, streams=12, size=8 * _MEBIBYTE)
+
+
+def flood_of_evaluations(served: Served) -> Iterator[str]:
+    """Begin evaluations that send ten times the memory that their messages may hold together."""
+    yield from _evaluate_at_once(served, streams=32, size=32 * _MEBIBYTE)
+
+
+def _evaluate_at_once(served: Served, *, streams: int, size: int) -> Iterator[str]:
+    """Evaluate batches of this many bytes, which are in a feature of two examples."""
+    import numpy as np
+
+    from testkit.values import WIDTH
+    from understudy.v1 import evaluation_pb2
+    from understudy.wire import encode_all
+
+    x = np.ones((2, WIDTH), np.float32)
+    batch = evaluation_pb2.EvaluateBatch(
+        inputs=encode_all({"x": x}),
+        targets=encode_all({"targets": x}),
+        features=encode_all({"large": np.ones((2, size // 8), np.float32)}),
+    )
+    request = evaluation_pb2.EvaluateRequest(batch=batch).SerializeToString()
+    options = ("grpc.use_local_subchannel_pool", 1)  # else they would share a connection
+    with ExitStack() as stack:
+        channels = [stack.enter_context(served.channel(options)) for _ in range(4)]
+        calls = [
+            channels[number % len(channels)].stream_unary(_EVALUATE).future(iter([request] * 2), timeout=_SECONDS)
+            for number in range(streams)
+        ]
+        statuses = Counter(call.code() for call in calls)
+    if not statuses.keys() <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}:
+        yield f"evaluations of large batches: {statuses}"
+
+
 def quiet_streams(served: Served) -> Iterator[str]:
     """Begin streams of evaluations and comparisons, and send no batches."""
     over = threading.Event()
@@ -326,6 +363,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
         unfinished_http_bodies,
         small_chunks,
         silent_connections,
+        large_evaluations,
         quiet_streams,
         held_versions,
         cancelled_calls,
@@ -337,5 +375,5 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     )
 }
 """Those that leave what is serving as it is."""
-FLOODS: Final[Mapping[str, Attack]] = {flood_of_bodies.__name__: flood_of_bodies}
+FLOODS: Final[Mapping[str, Attack]] = {attack.__name__: attack for attack in (flood_of_bodies, flood_of_evaluations)}
 """Those that a front end must bound in memory, as all but grpcio do."""

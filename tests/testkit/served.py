@@ -56,11 +56,11 @@ class Served:
     run: Path
     credentials: Credentials | None = None
 
-    def channel(self) -> Any:
-        """Return a channel to the gRPC port."""
+    def channel(self, *options: tuple[str, int]) -> Any:
+        """Return a channel to the gRPC port, with arguments of gRPC's core."""
         if self.credentials is None:
-            return grpc.insecure_channel(self.grpc)
-        return grpc.secure_channel(self.grpc, self.credentials.channel())
+            return grpc.insecure_channel(self.grpc, options)
+        return grpc.secure_channel(self.grpc, self.credentials.channel(), options)
 
     def connect(self) -> socket.socket:
         """Return a connection to the gRPC port."""

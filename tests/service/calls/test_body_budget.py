@@ -133,6 +133,30 @@ async def test_room_for_a_message_that_does_not_come_is_given_up(
     assert budget.held_bytes == 9 * MIB
 
 
+async def test_messages_that_have_begun_do_not_wait_for_each_other(
+    budget: BodyBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All would stop; instead one is refused, which makes room for the others and those that wait to begin."""
+    monkeypatch.setattr(body_budget, "EXPECTING_SECONDS", 0.01)
+    slow = [StreamReservation(budget) for _ in range(2)]
+    for stream in slow:
+        await stream.expect(6 * MIB)
+        await stream.arrive(5 * MIB)
+    probe = StreamReservation(budget)
+    await asyncio.wait_for(probe.expect(3 * MIB // 2), SECONDS)  # no more room is kept for them
+    probe.close()
+    third = StreamReservation(budget)
+    task = await waiting(third.expect(4 * MIB))
+    await slow[0].arrive(8 * MIB)
+    with pytest.raises(OverloadedError, match="--max-body-mib"):
+        await slow[1].arrive(9 * MIB)
+    slow[1].close()
+    await asyncio.wait_for(task, SECONDS)
+    slow[0].close()
+    third.close()
+    assert budget.held_bytes == 0
+
+
 async def test_a_stream_that_may_have_no_other_message_is_not_refused_for_it(
     budget: BodyBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,9 +33,10 @@ class _Waiter(NamedTuple):
 class BodyBudget:
     """Bounds the bytes of the unfinished bodies and of the streams' messages. Belongs to the event loop's thread.
 
-    An unfinished body is refused where there is no room for it. A stream waits, in the order of arrival, as messages
-    before it are answered in time. Streams hold at most three quarters, so that there is room for the bodies of other
-    calls, and an eighth more if they hold little, so that large messages do not hold up small ones.
+    An unfinished body is refused where there is no room for it. A stream waits before its next message, in the order of
+    arrival, as those before it are answered in time. It begins one only while streams hold at most three quarters, so
+    that there is room for the bodies of other calls and for what has begun, and an eighth more if it holds little, so
+    that large messages do not hold up small ones.
 
     Args:
         max_bytes: The most bytes at once.
@@ -179,10 +180,15 @@ class StreamReservation:
     async def arrive(self, size: int) -> None:
         """Hold this many bytes of messages that are not complete, in place of those before.
 
+        A message that has begun does not wait, as those that have begun and wait for each other would all stop.
+
         Raises:
-            OverloadedError: There was no room in time.
+            OverloadedError: There was no room in time, or there is none for a message that has begun.
         """
-        if size > self._unfinished:
+        if self._unfinished and not self._is_over:
+            self._change(max(0, size - self._unfinished))
+            self._unfinished = max(size, self._unfinished)
+        elif size:
             await self._hold_unfinished(size, arrived=True)
         self._arrived = size
 
@@ -236,8 +242,8 @@ class StreamReservation:
             self._change(-more)
 
     def _change(self, more: int) -> None:
-        self._total += more
         self._budget.take(more)
+        self._total += more
 
     def _expect_no_more(self) -> None:
         self._timer = None
