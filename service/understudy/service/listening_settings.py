@@ -139,7 +139,8 @@ class ListeningSettings:
         default=None,
         metadata={
             "help": "The most memory that all unfinished request bodies together may hold, on the HTTP port and on the "
-            "gRPC port of the envoy front end, in MiB; 1024 or --max-message-mib by default.",
+            "gRPC port of the envoy front end, and with them the messages of all request streams on either front end, "
+            "in MiB; 1024 or --max-message-mib by default.",
             "metavar": "MIB",
         },
     )
@@ -299,7 +300,7 @@ class ListeningSettings:
 
     @property
     def max_body_bytes(self) -> int:
-        """The most that all unfinished bodies on one port may hold, in bytes."""
+        """The most that all unfinished bodies and messages of streams on one port may hold, in bytes."""
         mib = self.max_body_mib or max(_BODY_MIB, self.max_message_mib, self.max_rest_mib)
         return mib * 1024 * 1024
 
