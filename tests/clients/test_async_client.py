@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -294,3 +295,55 @@ async def test_everything_else_is_told_in_plain_objects(async_client: AsyncClien
 def prediction(outcome: PredictResult | clients.UnderstudyError) -> PredictResult:
     assert isinstance(outcome, PredictResult)
     return outcome
+
+
+def test_a_client_connects_in_the_loop_of_its_first_call_and_anew_in_the_next_one(peer: Peer) -> None:
+    client = AsyncClient(peer.target, timeout_seconds=PATIENCE_SECONDS)
+
+    async def step() -> int:
+        return (await client.predict({"image": ROWS})).step
+
+    assert [asyncio.run(step()) for _ in range(2)] == [STEP, STEP]
+    asyncio.run(client.close())
+
+
+async def test_a_loop_beside_the_one_that_uses_a_client_is_told_to_create_its_own(async_client: AsyncClient) -> None:
+    await async_client.status()
+
+    with pytest.raises(RuntimeError, match=r"used by another event loop.*; create one client in each event loop"):
+        await asyncio.to_thread(lambda: asyncio.run(async_client.status()))
+
+
+async def test_calls_of_a_closed_client_say_so(peer: Peer) -> None:
+    client = AsyncClient(peer.target)
+    await client.close()
+
+    for call in (client.predict({"image": ROWS}), client.evaluate([(ROWS, ROWS)]), client.evaluate_dataset("test")):
+        with pytest.raises(clients.CancelledError, match="the client was closed; create another one"):
+            await call
+    for stream in (client.predict_many([{"image": ROWS}]), client.list_evaluations(), client.watch_evaluations()):
+        with pytest.raises(clients.CancelledError, match="the client was closed; create another one"):
+            await anext(stream)
+
+
+@pytest.mark.parametrize("call", ["predict", "predict_many", "evaluate"])
+async def test_closing_a_client_ends_its_calls_with_its_own_error(peer: Peer, script: Script, call: str) -> None:
+    script.gate.clear()
+    client = AsyncClient(peer.target, timeout_seconds=PATIENCE_SECONDS, stream_timeout_seconds=PATIENCE_SECONDS)
+    begun: dict[str, Any] = {
+        "predict": lambda: client.predict({"image": ROWS}),
+        "predict_many": lambda: anext(client.predict_many([{"image": ROWS}])),
+        "evaluate": lambda: client.evaluate([({"image": ROWS}, ROWS)]),
+    }
+    calling = asyncio.ensure_future(begun[call]())
+    assert await asyncio.to_thread(script.entered.wait, PATIENCE_SECONDS)
+
+    await client.close()
+
+    with pytest.raises(clients.CancelledError, match="closed"):
+        await calling
+
+
+def test_clients_are_not_pickled(peer: Peer) -> None:
+    with pytest.raises(TypeError, match=r"AsyncClient holds connections.*; create one in each process"):
+        pickle.dumps(AsyncClient(peer.target))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -242,3 +245,26 @@ def test_promotions_tell_what_is_serving(client: Client) -> None:
     assert client.promote(40) == clients.Promotion(serving_step=40, previous_step=STEP, pinned_step=40)
     assert client.unpin() == clients.Promotion(serving_step=STEP, previous_step=None, pinned_step=None)
     assert client.roll_back().serving_step == PREVIOUS_STEP
+
+
+def test_calls_of_a_closed_client_say_so(peer: Peer) -> None:
+    client = Client(peer.target)
+    client.close()
+    calls: list[Callable[[], object]] = [
+        lambda: client.predict({"image": ROWS}),
+        lambda: next(client.predict_many([{"image": ROWS}])),
+        lambda: client.evaluate([(ROWS, ROWS)]),
+        lambda: client.evaluate_dataset("test"),
+        lambda: next(client.list_evaluations()),
+        lambda: next(client.watch_evaluations()),
+    ]
+
+    for call in calls:
+        with pytest.raises(clients.CancelledError, match="the client was closed; create another one"):
+            call()
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_client_is_not_copied(client: Client, duplicate: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match=r"Client holds connections.*; create one in each process"):
+        duplicate(client)

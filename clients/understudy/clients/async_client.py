@@ -15,7 +15,6 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Unpack
 
-import grpc
 from grpc import aio
 
 from understudy.clients import requests, responses
@@ -23,11 +22,10 @@ from understudy.clients.async_model_calls import AsyncModelCalls, Request, Respo
 from understudy.clients.async_streams import CallEnd, drawn, outcomes, write_all
 from understudy.clients.call_options import CallOptions, without_timeout
 from understudy.clients.client_errors import (
-    CancelledError,
     InvalidArgumentError,
     UnavailableError,
     UnderstudyError,
-    translated,
+    client_closed,
 )
 from understudy.clients.evaluation_types import CompareResult, EvaluateResult, Evaluation, Metric, Progress
 from understudy.clients.pipelining import Outcome, ended_early
@@ -39,8 +37,8 @@ from understudy.v1 import evaluation_pb2, prediction_pb2
 class AsyncClient(AsyncModelCalls):
     """The asyncio counterpart of `understudy.clients.Client`: the same methods, arguments, results and errors.
 
-    Create and use it in one running event loop; any number of tasks may share it. Resolving several targets blocks the
-    loop briefly.
+    It connects in the event loop of its first call, and anew in another once that one is closed. Any number of tasks of
+    the loop may share it. Resolving several targets blocks briefly.
 
     Args:
         targets: ``HOST:PORT``, any other gRPC target, or several ``HOST:PORT``.
@@ -68,7 +66,7 @@ class AsyncClient(AsyncModelCalls):
             inputs, version, await self._names(call_options, version, unless=isinstance(inputs, Mapping))
         )
         try:
-            response = await self._invoke(self._predictions.Predict, request, call_options)
+            response = await self._invoke(self._stubs.predictions.Predict, request, call_options)
         except InvalidArgumentError:
             self._known_names.forget()
             raise
@@ -88,10 +86,11 @@ class AsyncClient(AsyncModelCalls):
             names = await self._names(call_options, version, unless=isinstance(item, Mapping))
             return prediction_pb2.PredictStreamRequest(request=self._requests.predict(item, version, names))
 
-        call = self._predictions.PredictStream(None, **self._defaults.stream(call_options))
-        async with _ended(call), aclosing(outcomes(call, drawn(items), build, in_flight=in_flight)) as results:
-            async for outcome in results:
-                yield outcome
+        call = self._stubs.predictions.PredictStream(None, **self._defaults.stream(call_options))
+        with self._calling():
+            async with _ended(call), aclosing(outcomes(call, drawn(items), build, in_flight=in_flight)) as results:
+                async for outcome in results:
+                    yield outcome
 
     async def evaluate(
         self,
@@ -114,7 +113,7 @@ class AsyncClient(AsyncModelCalls):
             resamples=resamples,
             confidence=confidence,
         )
-        call = self._evaluations.Evaluate(None, **self._defaults.stream(call_options))
+        call = self._stubs.evaluations.Evaluate(None, **self._defaults.stream(call_options))
         messages = self._evaluate_messages(options, batches, call_options, version)
         return responses.score((await self._sent(call, messages)).score)
 
@@ -156,7 +155,7 @@ class AsyncClient(AsyncModelCalls):
             slices=slices,
             slice_min_examples=slice_min_examples,
         )
-        call = self._evaluations.Compare(None, **self._defaults.stream(call_options))
+        call = self._stubs.evaluations.Compare(None, **self._defaults.stream(call_options))
         messages = self._compare_messages(options, batches, call_options, versions[0])
         return responses.comparison(await self._sent(call, messages))
 
@@ -184,9 +183,9 @@ class AsyncClient(AsyncModelCalls):
     ) -> Evaluation:
         """Score a version on a dataset of the server; see `Client.evaluate_dataset`."""
         request = self._requests.evaluate_dataset(dataset, version, rescore=rescore)
-        call = self._evaluations.EvaluateDataset(request, **self._defaults.stream(call_options))
+        call = self._stubs.evaluations.EvaluateDataset(request, **self._defaults.stream(call_options))
         async with _ended(call):
-            with translated():
+            with self._calling():
                 async for message in call:
                     event = responses.dataset_event(message)
                     if isinstance(event, Evaluation):
@@ -209,27 +208,25 @@ class AsyncClient(AsyncModelCalls):
                     error: UnderstudyError = UnavailableError("the server ended the stream")
             except UnderstudyError as broken:
                 error = broken
-            except aio.UsageError:  # the client was closed before the stream was resumed
-                if not self._closed:
-                    raise
-            if self._closed:
-                raise CancelledError("the client was closed", code=grpc.StatusCode.CANCELLED)
+            if self._connection.closed:
+                raise client_closed()
             await asyncio.sleep(reconnection.pause_after(error))
 
     async def _watched_once(self, after: int, call_options: CallOptions) -> AsyncGenerator[Evaluation]:
         request = self._requests.watch_evaluations(after)
-        call = self._evaluations.WatchEvaluations(request, **self._defaults.stream(call_options))
+        call = self._stubs.evaluations.WatchEvaluations(request, **self._defaults.stream(call_options))
         async with _ended(call):
-            with translated():
+            with self._calling():
                 async for message in call:
                     yield responses.evaluation(message.evaluation)
 
     async def _sent(self, call: aio.StreamUnaryCall[Request, Response], messages: AsyncGenerator[Request]) -> Response:
         """Send messages and return the one response."""
         try:
-            async with _ended(call), aclosing(messages), CallEnd(call).translated():
-                await write_all(call, messages)
-                return await call
+            with self._calling():
+                async with _ended(call), aclosing(messages), CallEnd(call).translated():
+                    await write_all(call, messages)
+                    return await call
         except UnderstudyError:
             self._known_names.forget()
             raise

@@ -12,10 +12,10 @@ import grpc
 from understudy.clients import requests, responses
 from understudy.clients.call_options import CallOptions, without_timeout
 from understudy.clients.client_errors import (
-    CancelledError,
     InvalidArgumentError,
     UnavailableError,
     UnderstudyError,
+    client_closed,
     translated,
 )
 from understudy.clients.evaluation_types import CompareResult, EvaluateResult, Evaluation, Metric, Progress
@@ -100,7 +100,7 @@ class Client(ModelCalls):
             )
 
         pipeline = Pipeline(items, build, in_flight=in_flight)
-        call = self._predictions.PredictStream(pipeline.requests(), **self._defaults.stream(call_options))
+        call = self._begun(self._predictions.PredictStream, pipeline.requests(), call_options)
         if not call.add_callback(pipeline.wake):  # it is over already
             pipeline.wake()
         with closing(pipeline), ended(call):
@@ -225,9 +225,8 @@ class Client(ModelCalls):
         A recorded score of the same checkpoint and examples is returned; with ``rescore`` only if it was scored with
         the same metrics, slices and resampling.
         """
-        call = self._evaluations.EvaluateDataset(
-            self._requests.evaluate_dataset(dataset, version, rescore=rescore), **self._defaults.stream(call_options)
-        )
+        request = self._requests.evaluate_dataset(dataset, version, rescore=rescore)
+        call = self._begun(self._evaluations.EvaluateDataset, request, call_options)
         with ended(call), translated():
             for message in call:
                 event = responses.dataset_event(message)
@@ -258,16 +257,13 @@ class Client(ModelCalls):
                     error: UnderstudyError = UnavailableError("the server ended the stream")
             except UnderstudyError as broken:
                 error = broken
-            except ValueError:  # the client was closed before the stream was resumed
-                if not self._closed:
-                    raise
             if self._closed:
-                raise CancelledError("the client was closed", code=grpc.StatusCode.CANCELLED)
+                raise client_closed()
             time.sleep(reconnection.pause_after(error))
 
     def _watched_once(self, after: int, call_options: CallOptions) -> Generator[Evaluation, None, None]:
         request = self._requests.watch_evaluations(after)
-        call = self._evaluations.WatchEvaluations(request, **self._defaults.stream(call_options))
+        call = self._begun(self._evaluations.WatchEvaluations, request, call_options)
         with ended(call), translated():
             for message in call:
                 yield responses.evaluation(message.evaluation)
@@ -281,7 +277,7 @@ class Client(ModelCalls):
         """Send messages, which are iterated on another thread; raise the iterator's error here."""
         feed = Feed(messages)
         try:
-            with translated():
+            with self._calling():
                 response = method(feed, **self._defaults.stream(call_options))
         except UnderstudyError:
             self._known_names.forget()

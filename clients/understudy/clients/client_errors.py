@@ -149,6 +149,11 @@ def translated() -> Iterator[None]:
         raise error_of(error) from error
 
 
+def client_closed() -> CancelledError:
+    """Return the error of a call of a client that was closed before or meanwhile."""
+    return CancelledError("the client was closed; create another one", code=grpc.StatusCode.CANCELLED)
+
+
 def error_of(error: grpc.RpcError) -> UnderstudyError:
     """Return the typed error for an RpcError."""
     status = cast("_Status", error)

@@ -22,7 +22,7 @@ class FleetCalls(ModelCalls):
         Args:
             requests: Who follows, and what it serves; iterated on another thread, which goes on until it ends.
         """
-        call = self._fleet.Follow(requests, **self._defaults.stream({}))
+        call = self._begun(self._fleet.Follow, requests, {})
         with ended(call), translated():
             yield from call
 
@@ -31,7 +31,7 @@ class FleetCalls(ModelCalls):
         request = fleet_pb2.ReadCheckpointRequest(
             model_name=self._requests.model_name, step=step, digest=digest, path=path, offset=offset
         )
-        call = self._fleet.ReadCheckpoint(request, **self._defaults.stream({}))
+        call = self._begun(self._fleet.ReadCheckpoint, request, {})
         with ended(call), translated():
             for response in call:
                 yield response.content

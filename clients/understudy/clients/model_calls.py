@@ -6,14 +6,14 @@ import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
 import grpc
 
 from understudy.clients import requests, responses
 from understudy.clients.call_options import CallDefaults, CallOptions, Metadata
 from understudy.clients.channel import DEFAULT_MAX_MESSAGE_BYTES, Option, channel_options, channel_target
-from understudy.clients.client_errors import translated
+from understudy.clients.client_errors import client_closed, translated
 from understudy.clients.evaluation_types import (
     Evaluation,
     EvaluationOutcome,
@@ -97,6 +97,9 @@ class ModelCalls:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise not_copied(self)
 
     def metadata(self, *, version: Version | None = None, **call_options: Unpack[CallOptions]) -> ModelMetadata:
         """Describe the inputs, outputs and devices of a version."""
@@ -189,8 +192,37 @@ class ModelCalls:
     def _invoke(
         self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request, call_options: CallOptions
     ) -> Response:
-        with translated():
+        with self._calling():
             return method(request, **self._defaults.unary(call_options))
+
+    def _begun(
+        self,
+        method: grpc.UnaryStreamMultiCallable[Request, Response] | grpc.StreamStreamMultiCallable[Request, Response],
+        request: Any,
+        call_options: CallOptions,
+    ) -> grpc.CallIterator[Response]:
+        """Start a call that answers with a stream; ``request`` is an iterator if it sends one, too."""
+        with self._calling():
+            return method(request, **self._defaults.stream(call_options))
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Raise the errors of `understudy.clients.client_errors`, for a closed client as well."""
+        try:
+            with translated():
+                yield
+        except ValueError:  # grpcio's own for a closed channel
+            if not self._closed:
+                raise
+            raise client_closed() from None
+
+
+def not_copied(client: object) -> TypeError:
+    """Return the error of an attempt to pickle or copy a client."""
+    return TypeError(
+        f"{type(client).__name__} holds connections and cannot be pickled or copied; create one in each process, such "
+        "as in the initializer of a pool"
+    )
 
 
 @contextmanager

@@ -152,7 +152,7 @@ class GrpcEvaluatorLink:
             yield from calls.read_checkpoint(step=decision.step, digest=decision.digest, path=path, offset=offset)
         except NotFoundError as error:
             raise FileNotFoundError(str(error)) from error
-        except (UnderstudyError, ValueError) as error:  # ValueError: the channel was closed meanwhile
+        except UnderstudyError as error:
             raise ConnectionError(str(error)) from error
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class GrpcEvaluatorLink:
             answered, problem = False, str(error)
             self._refused[address] = f"it follows another evaluator, and found this one: {problem}"
         except (UnderstudyError, SettingsError, ValueError) as error:
-            # ValueError: it is behind, decided for no checkpoint, or the channel was closed
+            # ValueError: it is behind, or decided for no checkpoint
             answered = answered and isinstance(error, UnderstudyError)
             problem = str(error)
         finally:
