@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -141,6 +142,17 @@ async def test_many_predictions_keep_their_order(async_client: AsyncClient) -> N
     for items in (counted(100), synchronous):
         results = [result async for result in async_client.predict_many(items)]
         assert [prediction(result).output[0, 0] for result in results] == [2 * value for value in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("items", "in_flight", "complaint"),
+    [({"image": ROWS}, 1, "items is one mapping, of image"), ([ROWS], 0, "in_flight is 0; at least 1 was expected")],
+)
+async def test_items_or_a_limit_that_no_server_could_take_are_refused(
+    async_client: AsyncClient, items: Any, in_flight: int, complaint: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=complaint):
+        await anext(async_client.predict_many(items, in_flight=in_flight))
 
 
 async def test_one_bad_item_fails_alone(async_client: AsyncClient) -> None:
@@ -342,6 +354,19 @@ async def test_closing_a_client_ends_its_calls_with_its_own_error(peer: Peer, sc
 
     with pytest.raises(clients.CancelledError, match="closed"):
         await calling
+
+
+async def test_closing_a_client_ends_a_stream_that_waits_for_a_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        client = AsyncClient(f"127.0.0.1:{silent.getsockname()[1]}")
+        scoring = asyncio.ensure_future(client.evaluate([({"image": ROWS}, ROWS)]))
+        accepted, _ = await asyncio.get_running_loop().sock_accept(silent)
+        with accepted:
+            await client.close()
+
+            with pytest.raises(clients.CancelledError, match="closed"):
+                await asyncio.wait_for(scoring, PATIENCE_SECONDS)
 
 
 def test_clients_are_not_pickled(peer: Peer) -> None:

@@ -124,6 +124,49 @@ def test_an_unknown_label_is_refused_before_it_is_sent(client: Client, script: S
     assert not script.calls
 
 
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda client: client.predict(ROWS, version=1.5), "version is 1.5; expected a step or one of serving, latest"),
+        (lambda client: client.predict(ROWS, version=2**64), "version is 18446744073709551616; expected a step"),
+        (
+            lambda client: client.evaluate([], metrics="mae"),
+            "metrics is the text 'mae'; expected a list, such as ['mae",
+        ),
+        (
+            lambda client: client.evaluate([], slices="age"),
+            "slices is the text 'age'; expected a list, such as ['age']",
+        ),
+        (
+            lambda client: client.evaluate([], metrics=[len]),
+            "metrics holds a builtin_function_or_method; expected names",
+        ),
+        (
+            lambda client: client.evaluate([], metrics=[clients.Metric(name="TopK", config={"k": np.int64(2)})]),
+            "the config of metric 'TopK' must be JSON: Object of type int64 is not JSON serializable",
+        ),
+        (
+            lambda client: client.evaluate((ROWS, ROWS)),
+            "a batch is (x, y) or (x, y, sample_weight), but got a ndarray; give an iterable of such, as in [(x, y)]",
+        ),
+        (lambda client: client.compare([], versions=[]), "versions is empty; 2 to 16 can be compared with one another"),
+        (lambda client: client.compare([], versions="best"), "versions is the text 'best'; expected a list"),
+        (
+            lambda client: next(client.predict_many({"image": ROWS})),
+            "items is one mapping, of image; expected an itera",
+        ),
+        (lambda client: next(client.predict_many([ROWS], in_flight=0)), "in_flight is 0; at least 1 was expected"),
+    ],
+)
+def test_arguments_that_no_server_could_take_are_refused_with_what_to_give(
+    client: Client, call: Callable[[Client], object], complaint: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as refusal:
+        call(client)
+
+    assert str(refusal.value).startswith(complaint)
+
+
 def test_an_array_that_cannot_travel_is_refused_before_it_is_sent(client: Client, script: Script) -> None:
     with pytest.raises(InvalidArgumentError, match="image: dtype complex64 cannot be sent"):
         client.predict({"image": ROWS.astype(np.complex64)})

@@ -96,6 +96,7 @@ def test_several_servers_take_turns_and_stand_in_for_each_other() -> None:
         ("", "expected at least one target"),
         ([], "expected at least one target"),
         (["127.0.0.1:1", "127.0.0.1"], "expected HOST:PORT, got '127.0.0.1'"),
+        ("http://127.0.0.1:1/", "expected HOST:PORT, got the URL 'http://127.0.0.1:1/'; give '127.0.0.1:1'"),
     ],
 )
 def test_bad_targets_are_refused(targets: str | list[str], complaint: str) -> None:

@@ -14,6 +14,15 @@ from understudy.v1 import tensor_pb2
 from understudy.wire import WireError, decode, decode_all, encode, encode_all
 
 FIXED_SIZE = ["bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
+
+
+class OfAnotherLibrary:
+    """A tensor that its library does not make a NumPy array of."""
+
+    def __array__(self, *_: object, **__: object) -> npt.NDArray[np.generic]:
+        raise RuntimeError("it requires grad; use .detach()")
+
+
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 
@@ -66,6 +75,12 @@ def test_byte_order_and_strides_do_not_matter() -> None:
     assert decoded.dtype == np.dtype("<i4")
 
 
+def test_a_masked_array_without_masked_values_travels() -> None:
+    array = np.ma.masked_array([[1.0, 2.0]], mask=False)
+
+    np.testing.assert_array_equal(decode(encode(array)), array)
+
+
 def test_a_decoded_array_cannot_be_written_to() -> None:
     for array in (np.ones(3), np.array([b"a"], dtype=object), np.empty(0)):
         assert not decode(encode(array)).flags.writeable
@@ -88,8 +103,21 @@ def test_maps_keep_their_names() -> None:
         (["\udc00"], "image: '\\udc00' cannot be encoded as UTF-8"),
         ([[1, 2], [3]], "image: expected an array or evenly nested lists"),
         (np.array(["2026-01-01"], dtype="datetime64[D]"), "image: dtype datetime64"),
+        (
+            np.ma.masked_greater([1.0, 2.0, 3.0], 2.0),
+            "image: 1 of 3 values are masked; fill them, such as with .filled(0)",
+        ),
+        (iter([1.0]), "image: expected an array or evenly nested lists, but got a list_iterator; make a dense array"),
+        (
+            OfAnotherLibrary(),
+            "image: expected an array or evenly nested lists, but NumPy says: it requires grad; use .detach()",
+        ),
+        (
+            np.array([["a", 1.5]], dtype=object),
+            "image: an array of objects may hold str and bytes only, but holds float; give numbers an array of their",
+        ),
     ],
-    ids=["complex", "objects", "surrogate", "ragged", "dates"],
+    ids=["complex", "objects", "surrogate", "ragged", "dates", "masked", "an iterator", "a tensor", "a table"],
 )
 def test_what_cannot_travel_is_refused_with_its_name(value: npt.ArrayLike, complaint: str) -> None:
     with pytest.raises(WireError) as refusal:

@@ -28,7 +28,7 @@ from understudy.clients.client_errors import (
     client_closed,
 )
 from understudy.clients.evaluation_types import CompareResult, EvaluateResult, Evaluation, Metric, Progress
-from understudy.clients.pipelining import Outcome, ended_early
+from understudy.clients.pipelining import Outcome, check_items, ended_early
 from understudy.clients.reconnection import Reconnection
 from understudy.clients.types import PredictResult, Tensors, Version
 from understudy.v1 import evaluation_pb2, prediction_pb2
@@ -86,6 +86,7 @@ class AsyncClient(AsyncModelCalls):
             names = await self._names(call_options, version, unless=isinstance(item, Mapping))
             return prediction_pb2.PredictStreamRequest(request=self._requests.predict(item, version, names))
 
+        check_items(items, in_flight)
         call = self._stubs.predictions.PredictStream(None, **self._defaults.stream(call_options))
         with self._calling():
             async with _ended(call), aclosing(outcomes(call, drawn(items), build, in_flight=in_flight)) as results:

@@ -100,10 +100,27 @@ async def drawn(items: Iterable[Item] | AsyncIterable[Item]) -> AsyncGenerator[I
 
 async def write_all(call: aio.StreamUnaryCall[Message, Any], messages: AsyncIterable[Message]) -> None:
     """Write messages as fast as the server accepts them; stop when the call ends."""
+    await _connected_or_ended(call)
     with suppress(asyncio.InvalidStateError):  # the call is over; its status says why
         async for message in messages:
             await call.write(message)
         await call.done_writing()
+
+
+async def _connected_or_ended(call: aio.StreamUnaryCall[Message, Any]) -> None:
+    """Wait for what the first write of grpcio waits for, which never comes once the call is cancelled."""
+    connecting = asyncio.ensure_future(call.wait_for_connection())
+
+    def stop(_: object) -> None:
+        connecting.cancel()
+
+    call.add_done_callback(stop)
+    try:
+        await asyncio.wait([connecting])
+    finally:
+        connecting.cancel()
+    if not connecting.cancelled():
+        connecting.exception()  # the call itself tells it
 
 
 async def outcomes(

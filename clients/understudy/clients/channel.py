@@ -56,6 +56,7 @@ _RECONNECT_SECONDS: Final = 5
 
 _LOCAL_SCHEMES: Final = ("unix:", "unix-abstract:")
 _ADDRESSES: Final = re.compile(r"(?:ipv4:|ipv6:|dns:(?:///)?)?(?P<addresses>[^/]+)")
+_URL: Final = re.compile(r"(?:https?|grpcs?)://(?P<address>[^/]*)")
 _WITH_PORT: Final = re.compile(r"(?P<host>\[.*\]|[^:]*):\d+")
 
 
@@ -98,11 +99,13 @@ def channel_target(targets: str | Sequence[str]) -> str:
     their names are resolved here, once.
 
     Raises:
-        ValueError: There is no target, one of several is not ``HOST:PORT``, or a name cannot be resolved.
+        ValueError: There is no target, one is a URL, one of several is not ``HOST:PORT``, or a name cannot be resolved.
     """
     several = [targets] if isinstance(targets, str) else list(targets)
     if not several or not all(several):
         raise ValueError(f"expected at least one target such as '127.0.0.1:8500', got {targets!r}")
+    if url := next(filter(None, map(_URL.match, several)), None):
+        raise ValueError(f"expected HOST:PORT, got the URL {url.string!r}; give {url['address']!r}")
     if len(several) == 1:
         return several[0]
     hosts = [_host_and_port(target) for target in several]

@@ -20,7 +20,7 @@ from understudy.clients.client_errors import (
 )
 from understudy.clients.evaluation_types import CompareResult, EvaluateResult, Evaluation, Metric, Progress
 from understudy.clients.model_calls import ModelCalls, Request, Response, ended
-from understudy.clients.pipelining import Feed, Outcome, Pipeline, ended_early
+from understudy.clients.pipelining import Feed, Outcome, Pipeline, check_items, ended_early
 from understudy.clients.reconnection import Reconnection
 from understudy.clients.types import PredictResult, Tensors, Version
 from understudy.v1 import evaluation_pb2, prediction_pb2
@@ -99,6 +99,7 @@ class Client(ModelCalls):
                 )
             )
 
+        check_items(items, in_flight)
         pipeline = Pipeline(items, build, in_flight=in_flight)
         call = self._begun(self._predictions.PredictStream, pipeline.requests(), call_options)
         if not call.add_callback(pipeline.wake):  # it is over already

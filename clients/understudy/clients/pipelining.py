@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from understudy.clients import responses
-from understudy.clients.client_errors import InternalError, UnderstudyError, translated
+from understudy.clients.client_errors import InternalError, InvalidArgumentError, UnderstudyError, translated
 from understudy.clients.types import PredictResult
 from understudy.v1 import prediction_pb2
 
@@ -40,6 +40,20 @@ class Exhausted:
 
 
 Mark = Sent | Unsendable | Exhausted
+
+
+def check_items(items: object, in_flight: int) -> None:
+    """Check the arguments of `predict_many` that are not for the server.
+
+    Raises:
+        InvalidArgumentError: The items are one batch by name, or no request may be unanswered.
+    """
+    if isinstance(items, Mapping):
+        raise InvalidArgumentError(
+            f"items is one mapping, of {', '.join(map(str, items))}; expected an iterable of batches, such as a list"
+        )
+    if in_flight < 1:
+        raise InvalidArgumentError(f"in_flight is {in_flight}; at least 1 was expected")
 
 
 def ended_early() -> InternalError:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, TypeGuard, TypeVar
 
 from understudy.clients.client_errors import InvalidArgumentError
 from understudy.clients.evaluation_types import EvaluationOutcome, ExampleKind, Metric
 from understudy.clients.types import ModelMetadata, Tensors, Version
 from understudy.v1 import evaluation_pb2, fleet_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import WireError, encode_all
+
+Value = TypeVar("Value")
 
 _TARGETS: Final = "targets"
 _SAMPLE_WEIGHTS: Final = "sample_weights"
@@ -101,7 +103,7 @@ class Requests:
             model_name=self.model_name,
             version=selector(version),
             metrics=_metric_specs(metrics),
-            slices=slices,
+            slices=_several("slices", slices),
             slice_min_examples=slice_min_examples,
             resamples=resamples,
             confidence=confidence,
@@ -121,15 +123,17 @@ class Requests:
         slice_min_examples: int = 1,
     ) -> evaluation_pb2.CompareRequest:
         """Return the message that opens a Compare stream."""
+        if not versions:
+            raise InvalidArgumentError("versions is empty; 2 to 16 can be compared with one another")
         options = evaluation_pb2.CompareOptions(
             model_name=self.model_name,
-            versions=[selector(version) or tensor_pb2.VersionSelector() for version in versions],
+            versions=[selector(version) or tensor_pb2.VersionSelector() for version in _several("versions", versions)],
             metrics=_metric_specs(metrics),
             dataset=dataset or "",
             resamples=resamples,
             confidence=confidence,
             seed=seed,
-            slices=slices,
+            slices=_several("slices", slices),
             slice_min_examples=slice_min_examples,
         )
         return evaluation_pb2.CompareRequest(options=options)
@@ -253,7 +257,9 @@ def batch_parts(batch: Any) -> tuple[Any, ...]:
     """
     if not isinstance(batch, tuple | list) or not 2 <= len(batch) <= _BATCH_PARTS:  # noqa: PLR2004 - (x, y)
         came = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
-        raise InvalidArgumentError(f"a batch is (x, y) or (x, y, sample_weight), but got {came}")
+        raise InvalidArgumentError(
+            f"a batch is (x, y) or (x, y, sample_weight), but got {came}; give an iterable of such, as in [(x, y)]"
+        )
     parts = (*batch, None, None)[:_BATCH_PARTS]
     if not (parts[-1] is None or isinstance(parts[-1], Mapping)):
         raise InvalidArgumentError(f"features are arrays by name, but got a {type(parts[-1]).__name__}")
@@ -270,17 +276,40 @@ def selector(version: Version | None) -> tensor_pb2.VersionSelector | None:
         return None
     if isinstance(version, str):
         if version not in _LABELS:
-            raise InvalidArgumentError(f"version is {version!r}; expected a step or one of {', '.join(_LABELS)}")
+            raise _no_version(version)
         return tensor_pb2.VersionSelector(label=_LABELS[version])
-    return tensor_pb2.VersionSelector(step=version)
+    try:
+        return tensor_pb2.VersionSelector(step=version)
+    except (TypeError, ValueError):
+        raise _no_version(version) from None
+
+
+def _no_version(version: object) -> InvalidArgumentError:
+    return InvalidArgumentError(f"version is {version!r}; expected a step or one of {', '.join(_LABELS)}")
+
+
+def _several(name: str, values: Sequence[Value]) -> Sequence[Value]:
+    if isinstance(values, str):
+        raise InvalidArgumentError(f"{name} is the text {values!r}; expected a list, such as [{values!r}]")
+    return values
 
 
 def _metric_specs(metrics: Sequence[str | Metric]) -> list[evaluation_pb2.MetricSpec]:
-    specs = [Metric(name=metric) if isinstance(metric, str) else metric for metric in metrics]
-    return [
-        evaluation_pb2.MetricSpec(name=spec.name, config_json=json.dumps(dict(spec.config)) if spec.config else "")
-        for spec in specs
-    ]
+    return [_metric_spec(metric) for metric in _several("metrics", metrics)]
+
+
+def _metric_spec(metric: object) -> evaluation_pb2.MetricSpec:
+    if isinstance(metric, str):
+        return evaluation_pb2.MetricSpec(name=metric)
+    if not isinstance(metric, Metric):
+        raise InvalidArgumentError(
+            f"metrics holds a {type(metric).__name__}; expected names, such as 'AUC', or understudy.clients.Metric"
+        )
+    try:
+        config_json = json.dumps(dict(metric.config)) if metric.config else ""
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"the config of metric {metric.name!r} must be JSON: {error}") from error
+    return evaluation_pb2.MetricSpec(name=metric.name, config_json=config_json)
 
 
 def _batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateBatch:

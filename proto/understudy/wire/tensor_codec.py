@@ -18,6 +18,7 @@ MAX_AXES = 64
 
 _STRING_KINDS = "OSTU"  # object, bytes, variable-width string, fixed-width string
 _PIECE = 8192
+_EXPECTED = "expected an array or evenly nested lists"
 
 
 Contents = Mapping[bytes, memoryview]
@@ -30,16 +31,20 @@ def encode(array: npt.ArrayLike, *, name: str = "tensor") -> tensor_pb2.Tensor:
     Args:
         array: Anything NumPy converts to an array: any byte order, any strides, any rank. Text and bytes (alone, nested
             in lists, or as arrays of dtype object, ``S``, ``U`` or ``StringDType``) become byte strings, text as
-            UTF-8. NumPy drops the trailing NUL bytes of ``S`` arrays; use dtype object where they matter.
+            UTF-8. NumPy drops the trailing NUL bytes of ``S`` arrays; use dtype object where they matter. No value may
+            be masked.
         name: What to call the tensor in errors.
 
     Raises:
-        WireError: The array is ragged, its dtype cannot be sent, or an object array holds something but text or bytes.
+        WireError: The array is ragged or masked, its dtype cannot be sent, or an object array holds something but text
+            or bytes.
     """
+    if isinstance(array, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(array).sum())):
+        raise WireError(f"{name}: {masked} of {array.size} values are masked; fill them, such as with .filled(0)")
     try:
         values = np.asarray(array)
-    except ValueError as error:
-        raise WireError(f"{name}: expected an array or evenly nested lists, but NumPy says: {error}") from error
+    except (ValueError, TypeError, RuntimeError) as error:  # of NumPy, or of the library whose tensor it is
+        raise WireError(f"{name}: {_EXPECTED}, but NumPy says: {error}") from error
     if values.dtype.kind in _STRING_KINDS:
         return _encode_strings(values, name)
     try:
@@ -196,6 +201,8 @@ def decode_all(
 
 
 def _encode_strings(values: npt.NDArray[Any], name: str) -> tensor_pb2.Tensor:
+    if values.dtype == object and not values.ndim and not isinstance(value := values.item(), bytes | str):
+        raise WireError(f"{name}: {_EXPECTED}, but got a {type(value).__name__}; make a dense array of it")
     strings = [_as_bytes(value, name) for value in values.ravel().tolist()]
     return tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_STRING, shape=values.shape, strings=strings)
 
@@ -208,7 +215,10 @@ def _as_bytes(value: object, name: str) -> bytes:
             return value.encode()
         except UnicodeEncodeError as error:
             raise WireError(f"{name}: {value!r} cannot be encoded as UTF-8: {error}") from None
-    raise WireError(f"{name}: an array of objects may hold str and bytes only, but holds {type(value).__name__}")
+    raise WireError(
+        f"{name}: an array of objects may hold str and bytes only, but holds {type(value).__name__}; give numbers an "
+        "array of their dtype, and replace missing values"
+    )
 
 
 def _shaped(flat: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:

@@ -136,7 +136,7 @@ def test_a_model_whose_output_is_not_batch_major_is_refused(make_slot: Callable[
             {"keras_tensor": np.zeros((2, 6, 6, 1), np.float32)},
             "one input, here called 'inputs', because Keras generated",
         ),
-        ({"inputs": np.zeros((2, 6, 6, 1))}, "dtype float64; float32 was expected"),
+        ({"inputs": np.zeros((2, 6, 6, 1))}, "dtype float64; float32 was expected: convert the values first"),
         ({"inputs": np.zeros((2, 6, 5, 1), np.float32)}, r"shape \[2, 6, 5, 1\]; \[examples, 6, 6, 1\] was expected"),
         ({"inputs": np.zeros((6,), np.float32)}, r"shape \[6\]; \[examples, 6, 6, 1\] was expected"),
         ({"inputs": np.zeros((0, 6, 6, 1), np.float32)}, "has no examples"),

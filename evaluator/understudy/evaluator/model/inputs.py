@@ -126,7 +126,9 @@ def _check_names(arrays: Mapping[str, Any], specs: Sequence[TensorSpec]) -> None
 
 def _check_dtype(form: ArrayForm, spec: TensorSpec) -> None:
     if form.dtype != spec.dtype:
-        raise InvalidInputError(f"input {spec.name!r} has dtype {form.dtype}; {spec.dtype} was expected")
+        raise InvalidInputError(
+            f"input {spec.name!r} has dtype {form.dtype}; {spec.dtype} was expected: convert the values first"
+        )
 
 
 def _check_shape(form: ArrayForm, spec: TensorSpec) -> None:
