@@ -348,6 +348,26 @@ def test_a_folder_of_several_formats_is_refused(folder: Path, tmp_path: Path, na
         source.poll()
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (
+            ["w-5.weights.json", "w-5_00000.weights.h5"],
+            r"weights in several files \(w-5\.weights\.json\).*save them without max_shard_size",
+        ),
+        (["1/_CHECKPOINT_METADATA"], r"checkpoints of Orbax \(1\).*have keras\.callbacks\.ModelCheckpoint write"),
+    ],
+)
+def test_what_keras_writes_and_nothing_reads_is_refused_with_what_to_write(
+    folder: Path, tmp_path: Path, names: list[str], told: str
+) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    with pytest.raises(UnsupportedFormatError, match=told):
+        FolderSource(folder, tmp_path / "staging", takes_variables=True).check()
+
+
 @pytest.mark.parametrize("name", ["model.weights.h5", "ckpt-1.index"])
 def test_variables_without_their_model_are_refused_until_somebody_builds_it(
     folder: Path, source: FolderSource, name: str

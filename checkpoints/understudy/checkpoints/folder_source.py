@@ -26,7 +26,7 @@ from understudy.checkpoints.checkpoint_errors import (
     UntrustedCheckpointError,
 )
 from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
-from understudy.checkpoints.formats import FORMATS, Content
+from understudy.checkpoints.formats import FORMATS, Content, unread_reason
 from understudy.checkpoints.found_checkpoints import FoundCheckpoints, gone_as_a_whole, not_there_yet
 from understudy.checkpoints.layout import MAX_STEP
 from understudy.checkpoints.pauses import doubling_pause
@@ -235,6 +235,7 @@ class FolderSource:
 
     def _list_paths(self) -> list[ForeignFiles]:
         try:
+            unread = unread_reason(self._directory)
             by_format = {format_: [*format_.find(self._directory)] for format_ in FORMATS}
         except FileNotFoundError:
             if self._files:
@@ -242,6 +243,8 @@ class FolderSource:
             self._is_missing = True
             return []
         self._is_missing = False
+        if unread is not None:
+            raise UnsupportedFormatError(unread)
         present = [format_ for format_, paths in by_format.items() if paths]
         if len(present) > 1:
             examples = ", ".join(by_format[format_][0].name for format_ in present)

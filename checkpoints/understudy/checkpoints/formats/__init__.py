@@ -4,6 +4,7 @@ from understudy.checkpoints.formats.format import Content, Format
 from understudy.checkpoints.formats.saved_model import SavedModelFolder
 from understudy.checkpoints.formats.single_file import SingleFile
 from understudy.checkpoints.formats.tf_checkpoint import TensorFlowCheckpoint
+from understudy.checkpoints.formats.unread import unread_reason
 from understudy.checkpoints.kinds import ModelKind
 
 HDF5_SETTLE_SECONDS = 0.02
@@ -22,4 +23,4 @@ FORMATS: tuple[Format, ...] = (
     SavedModelFolder(),
 )
 
-__all__ = ["FORMATS", "Content", "Format"]
+__all__ = ["FORMATS", "Content", "Format", "unread_reason"]
