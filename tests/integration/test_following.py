@@ -169,6 +169,8 @@ def test_another_checkpoint_of_the_same_step_is_not_served(chief: Chief, follow:
         ({}, {"version_policy": "best"}, "^version_policy goes without follow"),
         ({}, {"cluster": "127.0.0.1:6379"}, "^cluster goes without follow"),
         ({}, {"gate": ("test/loss < 1",)}, "^gate goes without follow"),
+        ({}, {"replaces_evaluator": "a" * 32}, "^replaces_evaluator goes without follow"),
+        ({}, {"replaces_evaluator": "the old one"}, "^replaces_evaluator is 'the old one'; give .*32 hexadecimal"),
     ],
 )
 def test_what_would_decide_beside_the_evaluator_is_refused(

@@ -335,9 +335,40 @@ def test_an_evaluator_of_another_model_or_run_is_not_followed(
     other.wait_ready()
     until(lambda: "it is another evaluator" in capsys.readouterr().out)
     until(told(other.client(), "one", "it follows another evaluator"))
-    assert re.search(r"remove .*followed\.json and start again", fleet(other.client())["one"].reason)
+    replaced = re.search(r"--replaces-evaluator (\w+)", fleet(other.client())["one"].reason)
+    assert replaced
     assert server.metric("understudy_following") == 0
     np.testing.assert_allclose(server.client().predict({"x": ones(1)}).outputs["y"], 10)
+
+    evaluator_stack.close()
+    evaluate(
+        "another", settings={"grpc_port": port, "model_name": "digits"}, replaces_evaluator=replaced[1]
+    ).wait_ready()
+    until(lambda: server.metric("understudy_following") == 1)
+    until(lambda: server.client().predict({"x": ones(1)}).outputs["y"].item(0) == 99)
+
+
+def test_servers_go_over_to_the_evaluator_of_the_run_that_is_trained_anew_where_theirs_was(
+    chief: Chief, evaluate: Start, follow: Start, evaluator_stack: ExitStack, tmp_path: Path
+) -> None:
+    chief.publish(10)
+    evaluator = evaluate()
+    port = int(evaluator.grpc.rpartition(":")[2])
+    between = follow("between", evaluator.grpc)
+    leaf = follow("leaf", between.grpc)
+    assert (between.wait_ready(), leaf.wait_ready()) == (10, 10)
+    shutil.rmtree(tmp_path / "run")
+    for step, value in ((5, 55), (10, 99)):
+        Chief(tmp_path / "run").publish_other(step, step_model(value))
+    evaluator.join()  # `understudy serve` then starts again
+    evaluator_stack.close()
+    evaluator = evaluate(settings={"grpc_port": port}, version_policy=5)
+    for each in (between, leaf):
+        until(serves(each.client(), 5))
+    evaluator.client().promote(10)
+    for each in (between, leaf):
+        until(serves(each.client(), 10))
+        np.testing.assert_allclose(each.client().predict({"x": ones(1)}).outputs["y"], 99)
 
 
 def status_of(server: RunningService) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from testkit.in_process import RunningService, running_service, until
 from understudy.cli.main import main
 from understudy.clients import UnavailableError
 from understudy.evaluator.evaluation.training_end import ExitReason, ServiceExit
+from understudy.evaluator.serving.decision_file import DECISION_FILE
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.grpcio.grpc_server import server_of
 from understudy.service.server import Service
@@ -91,8 +93,11 @@ def test_an_evaluator_whose_run_is_moved_and_trained_anew_leaves_it_to_the_one_t
     assert "No new checkpoints are found: the ledger" in httpx.get(f"http://{first.http}/").text
     said = CliRunner().invoke(main, ["status", "--target", first.grpc]).output
     assert "no new checkpoints are found: the ledger" in said
+    identity = json.loads((tmp_path / "away" / "evaluator" / DECISION_FILE).read_bytes())["evaluator_id"]
     Chief(tmp_path / "run").publish(20)
     assert second.wait_ready() == 20
+    decided = tmp_path / "run" / "evaluator" / DECISION_FILE
+    until(lambda: decided.exists() and json.loads(decided.read_bytes())["replaces"] == [identity])
     first.join()  # `understudy serve` then starts again, and stands by
 
 

@@ -139,6 +139,14 @@ class EvaluatorState(EvaluatorLifecycle):
         """Which checkpoint is serving, with the number of the decision, also of an earlier process; None at first."""
         return self._components.decisions.current
 
+    def hand_over(self) -> None:
+        """Have servers that follow go over to the evaluator that starts next where this state folder was.
+
+        Blocks while it writes a file there. Does nothing while there is a ledger, and in a server that follows itself.
+        """
+        if self.has_no_ledger and self._inputs.settings.follow is None:
+            self._components.decisions.hand_over()
+
     def on_decision(self, listener: OnDecision) -> None:
         """Call back with each later decision, on a thread of the evaluator; it must be quick and must not raise."""
         self._components.decisions.listen(listener)

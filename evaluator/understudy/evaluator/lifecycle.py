@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -13,6 +14,8 @@ from understudy.checkpoints.checkpoint_errors import LockHeldError
 from understudy.checkpoints.locks import DirectoryLock
 from understudy.evaluator.assembly.evaluator_inputs import EvaluatorInputs
 from understudy.evaluator.evaluator_errors import DrainingError, NotReadyError, exhausted_resource
+from understudy.evaluator.serving.decision_file import DECISION_FILE, ServingDecision, decode_decision
+from understudy.evaluator.succession import write_replaced
 from understudy.evaluator.types import DeviceListener, DeviceState
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ class EvaluatorLifecycle:
         self._device_listener: DeviceListener = lambda _state, _error: None
         self._stack = ExitStack()
         self._lock = DirectoryLock(inputs.settings.state_dir, alternative=_OWN_STATE_FOLDER)
+        self._decision_file = inputs.settings.state_dir / DECISION_FILE
+        self._replaced: ServingDecision | None = None
         self._owns = False
         self._running: Components | None = None
         self._open: Components | None = None  # until `close`, so that a Predict needs no call to look
@@ -54,13 +59,26 @@ class EvaluatorLifecycle:
             try:
                 self._lock.acquire()
             except LockHeldError as error:
+                self._note_replaced()
                 return str(error)
             except OSError as error:
                 if exhausted_resource(error) is None:
                     raise
                 return f"the state folder cannot be locked now: {error}"
             self._owns = True
+            self._succeed()
         return ""
+
+    def _note_replaced(self) -> None:
+        """Note whom this evaluator replaces if the run is deleted with the state folder, and trained anew."""
+        with contextlib.suppress(OSError, ValueError):
+            self._replaced = decode_decision(self._decision_file.read_bytes())
+
+    def _succeed(self) -> None:
+        """Have servers that follow go over to this one, if the state folder that another one used is gone."""
+        decision = self._replaced
+        if decision is not None and not self._decision_file.exists():
+            write_replaced(self._decision_file.parent, [decision.evaluator_id, *decision.replaces])
 
     def start(self) -> None:
         """Lock the state folder, open the ledger, build the replicas and start to watch the source.

@@ -13,6 +13,7 @@ from understudy.checkpoints.layout import RunDir, step_name
 from understudy.checkpoints.signing import REQUIRE_SIGNATURE, RUN_NAME
 from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.rollout_plan import parse_rollout
+from understudy.evaluator.succession import EVALUATOR_ID
 from understudy.experiments import check_spec
 
 VersionPolicy = Literal["latest", "best"]
@@ -101,6 +102,14 @@ class EvaluatorSettings:
             "help": "With --follow HOST:PORT, the most that checkpoints take in the state folder that the evaluator "
             "sent because --run-dir does not have them, in MiB.",
             "metavar": "MIB",
+        },
+    )
+    replaces_evaluator: str = field(
+        default="",
+        metadata={
+            "help": "Have servers that follow the evaluator of this identity go over to this one: its run was trained "
+            "anew while no evaluator watched. They log the identity, and status --fleet has it. Once is enough.",
+            "metavar": "ID",
         },
     )
     monitor: str | None = field(
@@ -380,12 +389,17 @@ class EvaluatorSettings:
             self._check_at_least("min_improvement", 0)
 
     def _check_follow(self) -> None:
+        if self.replaces_evaluator and not EVALUATOR_ID.fullmatch(self.replaces_evaluator):
+            raise ConfigurationError(
+                f"replaces_evaluator is {self.replaces_evaluator!r}; give the identity of an evaluator, 32 hexadecimal "
+                "digits, which the servers that follow it log, and status --fleet shows"
+            )
         if self.follow is None:
             return
         if self.cluster is not None:
             raise ConfigurationError("cluster goes without follow, with which another evaluator scores")
         decided_elsewhere = {"version_policy": "latest", "monitor": None, "min_value": None, "min_improvement": None}
-        for name, default in {**decided_elsewhere, "gate": (), "rollout": None}.items():
+        for name, default in {**decided_elsewhere, "gate": (), "rollout": None, "replaces_evaluator": ""}.items():
             if getattr(self, name) != default:
                 raise ConfigurationError(f"{name} goes without follow, with which another evaluator decides")
 

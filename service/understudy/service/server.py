@@ -248,6 +248,8 @@ class Service:
                 service_exit = await self._loop.run_in_executor(self._executor, training.check)
             if service_exit is not None:
                 _log.info(service_exit.message, ending=service_exit.reason.value)
+                if service_exit is TRAINED_ANEW:
+                    await self._loop.run_in_executor(self._executor, evaluator.hand_over)
                 return service_exit
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), POLL_SECONDS)

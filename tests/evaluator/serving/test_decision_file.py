@@ -17,6 +17,7 @@ from understudy.evaluator.serving.decision_file import (
     FollowedDecision,
     ServingDecision,
 )
+from understudy.evaluator.succession import REPLACED_FILE
 
 WAIT_SECONDS = 60.0
 FIRST = (10, "a" * 64)
@@ -186,3 +187,51 @@ def test_nothing_is_told_before_something_serves(tmp_path: Path) -> None:
     written = DecisionFile(tmp_path)
     written.publish(lambda: None, followed=None)
     assert written.current is None
+
+
+def test_an_evaluator_replaces_the_one_whose_state_folder_was_at_the_path_of_its_own(tmp_path: Path) -> None:
+    state = tmp_path / "run" / "evaluator"
+    state.mkdir(parents=True)
+    identities: list[str] = []
+    for generation in range(3):
+        written = DecisionFile(state)
+        publish(written, FIRST)
+        assert written.current is not None
+        assert written.current.replaces == tuple(identities)
+        assert DecisionFile(state).current == written.current
+        identities.insert(0, written.current.evaluator_id)
+        (tmp_path / "run").rename(tmp_path / f"away {generation}")
+        written.hand_over()
+    assert len(set(identities)) == 3
+
+
+def test_an_operator_says_once_which_evaluator_another_one_replaces(tmp_path: Path) -> None:
+    publish(DecisionFile(tmp_path), FIRST)
+    told: list[ServingDecision] = []
+    written = DecisionFile(tmp_path, replaces="a" * 32)
+    written.listen(told.append)
+    publish(written, FIRST)
+    assert [(decision.sequence, decision.replaces) for decision in told] == [(2, ("a" * 32,))]
+    again = DecisionFile(tmp_path)
+    publish(again, SECOND)
+    assert again.current is not None
+    assert again.current.replaces == ("a" * 32,)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"5", b'{"a": 1}', b'["..", 3, "A"]', b"\xff"])
+def test_what_names_no_replaced_evaluator_replaces_none(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / REPLACED_FILE).write_bytes(content)
+    written = DecisionFile(tmp_path)
+    publish(written, FIRST)
+    assert written.current is not None
+    assert written.current.replaces == ()
+
+
+def test_a_state_folder_that_cannot_be_made_again_ends_without_a_successor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "run" / "evaluator"
+    written = DecisionFile(state)
+    (tmp_path / "run").write_text("a file")
+    written.hand_over()
+    assert "servers that follow one of them stay with it" in caplog.text

@@ -230,6 +230,28 @@ def test_the_last_decision_outlives_a_restart_and_another_evaluator_is_refused(
         assert source.current == decision
 
 
+def test_an_evaluator_that_replaces_the_one_followed_so_far_is_followed_and_the_old_one_no_longer(
+    run: RunDir, tmp_path: Path
+) -> None:
+    link = Link(run)
+    decision = publish(run, 10)
+    old, new, third = ("0" * 32, "1" * 32, "2" * 32)
+    before = replace(decision, evaluator_id=old, sequence=7)
+    after = replace(decision, evaluator_id=new, sequence=1, replaces=(third, old))
+    for _ in range(2):  # also after a restart
+        with followed(link, tmp_path / "state") as source:
+            link.decide(before)
+            with pytest.raises(AnotherEvaluatorError, match=f"start that evaluator with --replaces-evaluator {old}"):
+                link.decide(replace(after, replaces=(third,)))
+            assert source.current == before
+    with followed(link, tmp_path / "state") as source:
+        link.decide(after)
+        assert source.current == after
+        with pytest.raises(AnotherEvaluatorError):
+            link.decide(before)
+        assert source.current == after
+
+
 def test_the_checkpoint_of_a_shadow_is_downloaded_beside_the_decided_one(run: RunDir, tmp_path: Path) -> None:
     link = Link(run)
     decision, candidate = publish(run, 10), publish(run, 20)

@@ -116,7 +116,7 @@ def known_checkpoints(inputs: EvaluatorInputs, records: Records) -> KnownCheckpo
     """Build the store of checkpoints, and what notes how each of them fares."""
     state_dir = inputs.settings.state_dir
     quarantine = new_quarantine(inputs.settings)
-    decisions = DecisionFile(state_dir)
+    decisions = DecisionFile(state_dir, replaces=inputs.settings.replaces_evaluator)
     return KnownCheckpoints(
         store=CheckpointStore(inputs.source, state_dir / LEASES_DIR, accepted=inputs.accepted),
         quarantine=quarantine,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from understudy.checkpoints.atomic import write_json
+from understudy.evaluator.succession import newest_first, read_replaced, write_replaced
 from understudy.evaluator.types import CheckpointKey
 
 DECISION_FILE = "serving.json"
@@ -72,6 +73,7 @@ class ServingDecision:
         digest: The SHA-256 that identifies its content.
         sequence: The number of the decision, from 1 on; 0 if an earlier version of this program wrote it.
         evaluator_id: Identifies the evaluator's state folder; empty if an earlier version of this program wrote it.
+        replaces: The evaluators, by their ids, whose state folders were where this one is; newest first.
         canary: What a part of the servers that follow serves instead; None if all serve the same.
         shadow: What all servers compute a sample of the requests with once more; None for nothing.
     """
@@ -80,6 +82,7 @@ class ServingDecision:
     digest: str
     sequence: int = 0
     evaluator_id: str = ""
+    replaces: tuple[str, ...] = ()
     canary: Canary | None = None
     shadow: Shadow | None = None
 
@@ -136,13 +139,16 @@ class DecisionFile:
 
     Args:
         directory: The state folder.
+        replaces: The id of an evaluator that this one replaces by an operator's decision; empty for none.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, replaces: str = "") -> None:
         self._path = directory / DECISION_FILE
         self._lock = threading.Lock()
         self._written = self._current = _left_by_earlier_process(self._path)
         self._id = self._current.evaluator_id if self._current is not None else ""
+        known = self._current.replaces if self._current is not None else ()
+        self._replaces = newest_first([replaces], read_replaced(directory), known)
         self._failed = False
         self._listeners: list[OnDecision] = []
 
@@ -184,6 +190,11 @@ class DecisionFile:
                 shadow = None
             self._decide(step, digest, canary, shadow)
 
+    def hand_over(self) -> None:
+        """Have the evaluator that starts next at the path of this state folder, which is gone, replace this one."""
+        with self._lock:
+            write_replaced(self._path.parent, [self._id, *self._replaces])
+
     def set_trial(self, trial: Canary | Shadow | None) -> None:
         """Have servers serve another checkpoint, or compute requests with it, from now on; None for none.
 
@@ -197,7 +208,8 @@ class DecisionFile:
 
     def _decide(self, step: int, digest: str, canary: Canary | None, shadow: Shadow | None) -> None:
         before = self._current
-        same = before is not None and (*before.key, before.canary, before.shadow) == (step, digest, canary, shadow)
+        decided = step, digest, canary, shadow, self._replaces
+        same = before is not None and (*before.key, before.canary, before.shadow, before.replaces) == decided
         if before is not None and before.evaluator_id and same:
             self._announce(before)
             return
@@ -205,7 +217,13 @@ class DecisionFile:
         sequence = 1 + (0 if before is None else before.sequence)
         self._announce(
             ServingDecision(
-                step=step, digest=digest, sequence=sequence, evaluator_id=self._id, canary=canary, shadow=shadow
+                step=step,
+                digest=digest,
+                sequence=sequence,
+                evaluator_id=self._id,
+                replaces=self._replaces,
+                canary=canary,
+                shadow=shadow,
             )
         )
 
@@ -243,6 +261,7 @@ def decode_decision(content: bytes) -> ServingDecision:
             digest=str(values["digest"]),
             sequence=int(values.get("sequence", 0)),
             evaluator_id=str(values.get("evaluator_id", "")),
+            replaces=newest_first(map(str, values.get("replaces", ()))),
             canary=_canary(values.get("canary")),
             shadow=_shadow(values.get("shadow")),
         )

@@ -238,16 +238,17 @@ class NetworkFollowing:
                 )
         with self._lock:
             known = self._decision or self._remembered
-            if known is not None and known.evaluator_id != decision.evaluator_id:
-                raise AnotherEvaluatorError(
-                    f"it is another evaluator ({decision.evaluator_id}) than the one that was followed so far "
-                    f"({known.evaluator_id}); correct the address, or remove {self._file} and start again"
-                )
+            _check_evaluator(decision, known)
             if decision == self._decision:
                 return
             self._decision = self._remembered = decision
             self._failure = ""
-        if known is not None and decision.sequence > known.sequence + 1:
+        if known is not None and known.evaluator_id != decision.evaluator_id:
+            _log.info(
+                "going over to the evaluator that replaces the one followed so far",
+                extra={"now": decision.evaluator_id},
+            )
+        elif known is not None and decision.sequence > known.sequence + 1:
             _log.info("decisions passed over", extra={"last": known.sequence, "sequence": decision.sequence})
         try:
             write_json(self._file, asdict(decision))
@@ -417,6 +418,18 @@ class NetworkFollowing:
 
 class _SupersededError(Exception):
     """The download is no longer wanted."""
+
+
+def _check_evaluator(decision: ServingDecision, known: ServingDecision | None) -> None:
+    """Raise AnotherEvaluatorError unless the evaluator of a decision is the known one, or replaces it."""
+    if known is None or known.evaluator_id in (decision.evaluator_id, *decision.replaces):
+        return
+    raise AnotherEvaluatorError(
+        f"it is another evaluator ({decision.evaluator_id}) than the one that was followed so far "
+        f"({known.evaluator_id}), and is not known to replace it; correct the address, or, if its run was trained anew "
+        f"while no evaluator watched it, start that evaluator with --replaces-evaluator {known.evaluator_id}, "
+        f"for all servers"
+    )
 
 
 def _named_checkpoints(decision: ServingDecision | None) -> tuple[ServingDecision, ...]:

@@ -343,6 +343,7 @@ def _decision(response: fleet_pb2.FollowResponse) -> ServingDecision:
         digest=message.digest,
         sequence=message.sequence,
         evaluator_id=message.evaluator_id,
+        replaces=tuple(message.replaced_evaluator_ids),
         shadow=Shadow(step=shadow.step, digest=shadow.digest, share=shadow.share, tolerance=shadow.tolerance)
         if response.HasField("shadow")
         else None,

@@ -250,5 +250,9 @@ def _is_later(decision: ServingDecision, than: ServingDecision | None) -> bool:
 
 def _message(decision: ServingDecision) -> fleet_pb2.ServingDecision:
     return fleet_pb2.ServingDecision(
-        evaluator_id=decision.evaluator_id, sequence=decision.sequence, step=decision.step, digest=decision.digest
+        evaluator_id=decision.evaluator_id,
+        sequence=decision.sequence,
+        step=decision.step,
+        digest=decision.digest,
+        replaced_evaluator_ids=decision.replaces,
     )
