@@ -365,6 +365,7 @@ def test_servers_go_over_to_the_evaluator_of_the_run_that_is_trained_anew_where_
     evaluator = evaluate(settings={"grpc_port": port}, version_policy=5)
     for each in (between, leaf):
         until(serves(each.client(), 5))
+        until(lambda each=each: each.client().status().latest_step == 5)  # type: ignore[misc]
     evaluator.client().promote(10)
     for each in (between, leaf):
         until(serves(each.client(), 10))

@@ -144,8 +144,10 @@ class TextLifecycle:
         self.observer = LoadLog()
         self.quarantine = Quarantine(attempts=3, retry_seconds=1.0, clock=self.clock)
         self.life = LifeLog(Path(":memory:"))
-        self.version_monitor = VersionStateMonitor(quarantine=self.quarantine, observer=self.observer, life=self.life)
         self.store = CheckpointStore(RunSource(self.run), self.run.leases)
+        self.version_monitor = VersionStateMonitor(
+            quarantine=self.quarantine, observer=self.observer, life=self.life, is_offered=self.store.is_offered
+        )
         self.promoted: list[int] = []
         self.on_promoted: Callable[[int], None] = lambda _step: None
         self.starved: queue.Queue[tuple[int, float, bool]] = queue.Queue()

@@ -107,7 +107,7 @@ class EvaluatorState(EvaluatorLifecycle):
 
     @property
     def latest_step(self) -> int | None:
-        """The newest step that was ever loaded, or None before the first."""
+        """The step of the newest checkpoint that was ever loaded, or None before the first."""
         return self._components.version_monitor.latest_step
 
     @property

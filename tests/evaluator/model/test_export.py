@@ -47,6 +47,11 @@ def test_the_best_is_exported_after_the_trainer_has_deleted_it(run: RealRun, tmp
     exported(export(run, "--step", "latest", "--output", tmp_path / "folder"))
     assert keras.saving.load_model(tmp_path / "folder" / "model.keras").get_weights()[1][0] == 9.0
 
+    shutil.rmtree(run.dir.checkpoints)
+    run.publish(2)  # by a training that began again, while the evaluator still holds the best of the one before
+    exported(export(run, "--step", "latest", "--output", tmp_path / "anew"))
+    assert keras.saving.load_model(tmp_path / "anew" / "model.keras").get_weights()[1][0] == 2.0
+
 
 def test_a_saved_model_has_a_signature_by_name_and_gives_equal_outputs(run: RealRun, tmp_path: Path) -> None:
     model = two_by_two()

@@ -245,8 +245,11 @@ def test_an_evaluator_that_replaces_the_one_followed_so_far_is_followed_and_the_
                 link.decide(replace(after, replaces=(third,)))
             assert source.current == before
     with followed(link, tmp_path / "state") as source:
+        until(lambda: steps(source) == [10])
+        after = replace(publish(run, 5), evaluator_id=new, sequence=1, replaces=(third, old))
         link.decide(after)
         assert source.current == after
+        until(lambda: steps(source) == [5])
         with pytest.raises(AnotherEvaluatorError):
             link.decide(before)
         assert source.current == after

@@ -118,7 +118,9 @@ def test_how_long_a_checkpoint_took_is_told_once_unless_it_was_there_before() ->
     clock, observer = Clock(), Milestones()
     quarantine = Quarantine(attempts=3, retry_seconds=1, clock=clock)
     life = LifeLog(Path(":memory:"), clock=clock)
-    monitor = VersionStateMonitor(quarantine=quarantine, observer=observer, life=life, clock=clock)
+    monitor = VersionStateMonitor(
+        quarantine=quarantine, observer=observer, life=life, is_offered=lambda _: True, clock=clock
+    )
     clock.now = 130.0
 
     for reached in (monitor.scored, monitor.served):

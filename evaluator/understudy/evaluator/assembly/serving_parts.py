@@ -117,13 +117,15 @@ def known_checkpoints(inputs: EvaluatorInputs, records: Records) -> KnownCheckpo
     state_dir = inputs.settings.state_dir
     quarantine = new_quarantine(inputs.settings)
     decisions = DecisionFile(state_dir, replaces=inputs.settings.replaces_evaluator)
+    store = CheckpointStore(inputs.source, state_dir / LEASES_DIR, accepted=inputs.accepted)
     return KnownCheckpoints(
-        store=CheckpointStore(inputs.source, state_dir / LEASES_DIR, accepted=inputs.accepted),
+        store=store,
         quarantine=quarantine,
         version_monitor=VersionStateMonitor(
             quarantine=quarantine,
             observer=inputs.observer,
             life=records.life,
+            is_offered=store.is_offered,
             on_quarantined=records.events.quarantined,
         ),
         decisions=decisions,

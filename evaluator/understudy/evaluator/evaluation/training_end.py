@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 _LOOKED_SECONDS = 300.0
 """A heartbeat that changed since one looked so long ago is a sign of life."""
 
+_SURE_SECONDS = 15.0
+"""A trainer whose heartbeat has been the same for so long may be silent: it writes one every 5 s."""
+
 
 class ExitReason(enum.Enum):
     """Why a service that follows a training run ended."""
@@ -146,7 +149,7 @@ class TrainingWatch:
     """Reads a training journal again and again, for those who show it. Thread-safe.
 
     A heartbeat that changes is a sign of life, whatever the clock of its machine says. Only one that was there before
-    this process looked is compared with this machine's clock.
+    this process looked, and that no other one follows soon, is compared with this machine's clock.
 
     Args:
         run: The run folder.
@@ -163,7 +166,7 @@ class TrainingWatch:
         self._lock = threading.Lock()
         self._read_at = -math.inf
         self._heartbeat_at: float | None = None
-        self._last_sign = 0.0
+        self._last_sign = self._seen_at = 0.0
         self._is_told = False
 
     def read(self) -> TrainingStatus | None:
@@ -184,10 +187,11 @@ class TrainingWatch:
             age = self._wall_clock() - status.heartbeat_at
             is_alive = looked_before and self._heartbeat_at is not None
             self._last_sign = now if is_alive else now - max(0.0, age)
-            self._heartbeat_at = status.heartbeat_at
+            self._heartbeat_at, self._seen_at = status.heartbeat_at, now
             if is_alive and status.state == "running":
                 self._compare_clocks(age)
-        return now - self._last_sign
+        watched = now - self._seen_at
+        return now - self._last_sign if watched >= _SURE_SECONDS else watched
 
     def _compare_clocks(self, age: float) -> None:
         """Say once that the clock of the trainer's machine is another one than this machine's."""

@@ -5,6 +5,7 @@ TensorFlow is imported only if the model must be built.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -98,8 +99,26 @@ class CheckpointExporter:
             if not steps:
                 where = "kept" if self._remote is None else f"at {self._remote.url}"
                 raise VersionNotFoundError(f"there is no checkpoint yet, neither {where} nor held in {self._state_dir}")
-            return steps[-1]
+            return self._latest(steps[-1])
         return self._best()
+
+    def _latest(self, highest: int) -> int:
+        """Return the highest step, unless only the evaluator has it, and the run one that was written later."""
+        leased = self._state_dir / LEASES_DIR / step_name(highest)
+        with TemporaryFolder() as mirror, contextlib.suppress(OSError, CheckpointError):  # told when it is exported
+            kept = self._newest_kept(mirror.path)
+            if kept is not None and kept.step != highest:
+                held = PublishedCheckpoint.read(leased, self._accepted, is_private=True)
+                return kept.step if kept.created_at > held.created_at else highest
+        return highest
+
+    def _newest_kept(self, mirror: Path) -> Checkpoint | None:
+        if self._remote is not None:
+            return next(reversed(self._published(self._remote, mirror)), None)
+        steps = [] if self._run is None else self._run.committed_steps()
+        if self._run is None or not steps:
+            return None
+        return PublishedCheckpoint.read(self._run.checkpoint(steps[-1]), self._accepted)
 
     def export(self, step: int, output: Path, form: ExportFormat) -> Path:
         """Write one checkpoint atomically; return its path.

@@ -127,6 +127,7 @@ class NetworkFollowing:
         self._seen: ServingDecision | None = None
         self._failure = ""
         self._verified: set[CheckpointKey] = set()
+        self._is_replaced = False
         self._alone_from = 0.0
         self._on_downloaded: Callable[[CheckpointKey], None] = lambda _: None
         self._on_decision: Callable[[], None] = lambda: None
@@ -243,6 +244,7 @@ class NetworkFollowing:
                 return
             self._decision = self._remembered = decision
             self._failure = ""
+            self._is_replaced |= known is not None and known.evaluator_id != decision.evaluator_id
         if known is not None and known.evaluator_id != decision.evaluator_id:
             _log.info(
                 "going over to the evaluator that replaces the one followed so far",
@@ -267,6 +269,7 @@ class NetworkFollowing:
                 tried, failures = decision, 0
             wanted = decision
             try:
+                self._discard_replaced(decision)
                 for wanted in _named_checkpoints(decision):
                     if not self._has(wanted):
                         self._download(wanted)
@@ -279,6 +282,16 @@ class NetworkFollowing:
                 self._failed(wanted, error, failures)
             retry = doubling_pause(failures, first=_FIRST_RETRY_SECONDS, longest=_LONGEST_RETRY_SECONDS)
             self._wait(decision, retry if failures else _RECHECK_SECONDS)
+
+    def _discard_replaced(self, decision: ServingDecision | None) -> None:
+        """Delete the downloads of an evaluator that was replaced; those in use are linked elsewhere."""
+        with self._lock:
+            is_replaced, self._is_replaced = self._is_replaced, False
+        if is_replaced:
+            wanted = {each.key for each in _named_checkpoints(decision)}
+            for step in self._downloads.committed_steps():
+                if (step, _digest(self._downloads, step, self._accepted, is_private=True)) not in wanted:
+                    remove_folder(self._downloads.checkpoint(step))
 
     def _wait(self, decision: ServingDecision | None, seconds: float) -> None:
         """Wait, until there is another decision, other keys are accepted, or this is closed at most."""

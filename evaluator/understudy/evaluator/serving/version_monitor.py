@@ -30,6 +30,7 @@ class VersionStateMonitor:
         observer: Notified of what happens to each checkpoint, of every finished attempt, and of how long checkpoints
             took to be scored and served.
         life: Receives what happens to each checkpoint.
+        is_offered: Whether the source has a checkpoint of a step.
         on_quarantined: Called with each checkpoint that failed, and its failures; must be quick and must not raise.
         clock: Returns the time in seconds since the epoch.
     """
@@ -40,17 +41,19 @@ class VersionStateMonitor:
         quarantine: Quarantine,
         observer: Observer,
         life: LifeLog,
+        is_offered: Callable[[int], bool],
         on_quarantined: Callable[[CheckpointInfo, Failure], None] = lambda _info, _failure: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._quarantine = quarantine
         self._observer = observer
         self._life = life
+        self._is_offered = is_offered
         self._on_quarantined = on_quarantined
         self._lock = threading.Lock()
         self._states: dict[int, tuple[VersionState, str]] = {}
         self._ended: dict[int, None] = {}
-        self._latest_step: int | None = None
+        self._latest: CheckpointInfo | None = None
         self._served: CheckpointInfo | None = None
         self._clock = clock
         self._started_at = clock()
@@ -58,9 +61,12 @@ class VersionStateMonitor:
 
     @property
     def latest_step(self) -> int | None:
-        """The newest step that was ever loaded."""
+        """The step of the newest checkpoint that was ever loaded.
+
+        It is the highest one, unless that is gone and a lower one was written later, by a training that began again.
+        """
         with self._lock:
-            return self._latest_step
+            return None if self._latest is None else self._latest.step
 
     def discovered(self, step: int) -> None:
         """Add a version that waits to be loaded; a known version does not change."""
@@ -104,11 +110,17 @@ class VersionStateMonitor:
         """Record a success."""
         self.reached(info, LifeEvent.WARMED_UP)
         with self._lock:
-            self._latest_step = max(info.step, self._latest_step or info.step)
+            if self._latest is None or self._is_newer(info, self._latest):
+                self._latest = info
         self._set(info.step, VersionState.AVAILABLE)
         self._quarantine.clear(info.key)
         self._observer.checkpoint_loaded("loaded", seconds=seconds)
         _log.info("loaded", extra={"step": info.step, "seconds": seconds})
+
+    def _is_newer(self, info: CheckpointInfo, than: CheckpointInfo) -> bool:
+        higher, lower = (info, than) if info.step >= than.step else (than, info)
+        is_begun_again = lower.created_at > higher.created_at and not self._is_offered(higher.step)
+        return (lower if is_begun_again else higher) is info
 
     def failed(self, info: CheckpointInfo, error: Exception, *, seconds: float) -> EvaluatorError:
         """Record a failure; return the error for the caller."""
