@@ -8,6 +8,7 @@ import math
 import shlex
 import shutil
 import sys
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 
 def printable(text: str, keep: str = "") -> str:
     """Return a text without what would control the terminal or begin a line: servers and files may say anything."""
-    return "".join(each if each.isprintable() or each in keep else "\N{REPLACEMENT CHARACTER}" for each in text)
+    return "".join(each if _is_shown(each) or each in keep else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def _is_shown(character: str) -> bool:
+    """Return whether a character is shown as it is: also spaces of other widths, such as those that do not break."""
+    return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -133,17 +133,24 @@ class _Pair(click.ParamType[tuple[str, Any]]):
 
 
 class _Listed(click.ParamType[tuple[Any, ...]]):
-    """Values separated by commas, or by another text."""
+    """Values separated by commas, or by another text. With a backslash before it, the separator is part of a value."""
 
     def __init__(self, item: click.ParamType[Any], separator: str) -> None:
         self._item = item
         self._separator = separator
-        self.envvar_list_splitter = separator  # type: ignore[misc] # click declares a class variable, and reads it here
         self.name = f"{item.name},..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        parts = [part.strip() for part in value.split(self._separator)] if isinstance(value, str) else [value]
+        parts = self._split(value) if isinstance(value, str) else [value]
         return tuple(self._item.convert(part, param, ctx) for part in parts if part != "")
+
+    def split_envvar_value(self, rv: str) -> tuple[str, ...]:
+        """Return the texts to convert: the value of the variable as it is, as `convert` splits it."""
+        return (rv,)
+
+    def _split(self, text: str) -> list[str]:
+        parts = re.split(rf"(?<!\\){re.escape(self._separator)}", text)
+        return [part.strip().replace(f"\\{self._separator}", self._separator) for part in parts]
 
 
 def _described(member: click.ParamType[Any]) -> str:

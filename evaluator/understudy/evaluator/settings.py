@@ -146,7 +146,8 @@ class EvaluatorSettings:
         default=(),
         metadata={
             "help": "A condition to serve a checkpoint, such as 'test/accuracy >= 0.9' or 'test/accuracy[label=3] not "
-            "worse by 0.01 than best at 95%'; all must be met. Separate several in one text with semicolons.",
+            "worse by 0.01 than best at 95%'; all must be met. Separate several in one text with semicolons, and write "
+            r"a semicolon in a slice as \;",
             "metavar": "CONDITION",
             "separator": ";",
         },
@@ -261,7 +262,8 @@ class EvaluatorSettings:
         default=(),
         metadata={
             "help": "Score these parts of each dataset, too: label, predicted or a feature; age:18,30,65 in buckets, "
-            "age:q4 in quantiles; country*label crossed. Repeat the option, or separate by semicolons.",
+            "age:q4 in quantiles; country*label crossed. Repeat the option, or separate by semicolons; in a name, "
+            "write a backslash before * : and ;",
             "metavar": "FEATURE",
             "separator": ";",
         },

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +26,12 @@ MAX_SLICES = 1000
 """The most values of one setting, and the most slices of an evaluation."""
 
 _NOT_A_NUMBER = "NaN"
+
+_ESCAPED = re.compile(r"\\([*:;])")
+"""What separates features, buckets and settings, as it is written in the name of a feature."""
+
+_LIKE_ANOTHER_FEATURE = re.compile(r",.*[=<>]", re.DOTALL)
+"""In a value, what could be read as the rest of the name of a slice, such as ``x,age=3``."""
 
 _COUNTED = 4096
 """Classes and buckets below this are counted, which is faster than sorting them."""
@@ -135,7 +143,7 @@ def parse_slices(texts: Iterable[str]) -> tuple[SliceSetting, ...]:
     """Return slice settings from their texts.
 
     A setting is a feature or two with ``*`` between them. A feature is ``NAME``, ``NAME:18,30,65`` with the edges of
-    buckets, or ``NAME:q4`` with the number of quantiles.
+    buckets, or ``NAME:q4`` with the number of quantiles. In a name, a backslash goes before ``*``, ``:`` and ``;``.
 
     Raises:
         SliceError: A text has another form, or edges do not ascend.
@@ -147,10 +155,11 @@ def parse_slices(texts: Iterable[str]) -> tuple[SliceSetting, ...]:
 
 
 def _parse(text: str) -> SliceSetting:
-    parts = [part.strip() for part in text.split("*")]
+    parts = [part.strip() for part in re.split(r"(?<!\\)\*", text)]
     if len(parts) > 2 or not all(parts):  # noqa: PLR2004 - two features
         raise SliceError(
-            f"slice {text!r} is not a feature or two; give one such as 'label', 'age:18,30,65' or 'country*label'"
+            f"slice {text!r} is not a feature or two; give one such as 'label', 'age:18,30,65' or 'country*label', and "
+            r"write an asterisk of a name as \*"
         )
     features = tuple(_parse_feature(text, part) for part in parts)
     if len({feature.name for feature in features}) < len(features):
@@ -159,9 +168,10 @@ def _parse(text: str) -> SliceSetting:
 
 
 def _parse_feature(text: str, part: str) -> SliceFeature:
-    name, colon, buckets = (piece.strip() for piece in part.rpartition(":"))
-    if not colon:
-        return SliceFeature(name=part)
+    *names, buckets = re.split(r"(?<!\\):", part)
+    if not names:
+        return SliceFeature(name=_ESCAPED.sub(r"\1", part))
+    name, buckets = _ESCAPED.sub(r"\1", ":".join(names).strip()), buckets.strip()
     quantiles = _QUANTILES.fullmatch(buckets)
     if quantiles is not None:
         count = int(quantiles[1])
@@ -174,7 +184,8 @@ def _parse_feature(text: str, part: str) -> SliceFeature:
         edges = tuple(float(edge) for edge in buckets.split(","))
     except ValueError:
         raise SliceError(
-            f"slice {text!r}: the buckets {buckets!r} are neither edges such as 18,30,65 nor quantiles such as q4"
+            f"slice {text!r}: the buckets {buckets!r} are neither edges such as 18,30,65 nor quantiles such as q4; "
+            r"write a colon of a name as \:"
         ) from None
     if not all(map(math.isfinite, edges)) or any(high <= low for low, high in itertools.pairwise(edges)):
         raise SliceError(f"slice {text!r}: the edges {buckets} do not ascend; give finite numbers in ascending order")
@@ -471,7 +482,22 @@ def _is(name: str, kind: str) -> bool:
 
 def _shown(value: Any) -> str:
     if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
+        return _shown_text(value.decode(errors="surrogateescape"))
+    if isinstance(value, str):
+        return _shown_text(value)
     if not isinstance(value, float | np.floating):
         return str(value)
     return _NOT_A_NUMBER if np.isnan(value) else np.format_float_positional(value, trim="-")
+
+
+def _shown_text(text: str) -> str:
+    """Return a text so that each one differs, on one line: if need be in quotation marks, as in JSON."""
+    is_plain = all(map(_is_shown, text)) and text == text.strip() and not text.startswith('"')
+    if is_plain and not _LIKE_ANOTHER_FEATURE.search(text):
+        return text
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(each if _is_shown(each) else json.dumps(each)[1:-1] for each in quoted)
+
+
+def _is_shown(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"

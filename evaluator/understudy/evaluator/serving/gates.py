@@ -41,11 +41,14 @@ EXAMPLES = (
 
 _CONDITION = re.compile(
     r"(?P<dataset>[^/\s]+)/(?P<metric>[^\[\s](?:[^\[]*?[^\[\s])??)(?:\[(?P<slice>.+)\])?"
-    r"\s*(?P<rule>>=|<=|\bnot\s+worse\b|\bbetter\b)(?P<rest>.*)"
+    r"\s*(?P<rule>>=|<=|\bnot\s+worse\b|\bbetter\b)(?P<rest>.*)",
+    re.DOTALL,
 )
 _VALUE = r"(?:>=|=|<)"
 _FEATURE = re.compile(rf"(?:^|,)([^,=<>]+){_VALUE}")
 """What looks like a feature in the name of a slice, such as ``country=FR,age=[18,30)``."""
+_QUOTED = re.compile(rf'({_VALUE})"(?:[^"\\]|\\.)*"')
+"""A value that is written as in JSON."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _BOUND = re.compile(rf"\s*({_NUMBER})(?![\w.])")
 _CLAUSES: Mapping[str, re.Pattern[str]] = {
@@ -150,7 +153,9 @@ def parse_gate(
     """
     found = _CONDITION.fullmatch(text.strip())
     if found is None:
-        raise _unreadable(text, "a value and a rule are expected")
+        is_cut = "[" in text and "]" not in text
+        hint = r"; a slice ends with ], write a semicolon within it as \;" if is_cut else ""
+        raise _unreadable(text, f"a value and a rule are expected{hint}")
     dataset, metric, slice_name = found["dataset"], found["metric"], found["slice"]
     if dataset not in datasets:
         raise _unreadable(text, f"there is no dataset {dataset!r}; there are {sorted(datasets)}")
@@ -264,7 +269,7 @@ def _mode(text: str, rule: Rule, metric: str, direction: str | None, given: Moni
 
 
 def _check_slice(text: str, name: str, slices: Collection[tuple[str, ...]]) -> None:
-    found = _FEATURE.findall(name)
+    found = _FEATURE.findall(_QUOTED.sub(r"\1", name))
     known = {feature for features in slices for feature in features}
     if any(_is_named(name, features) and not {*found} & known - {*features} for features in slices):
         return
