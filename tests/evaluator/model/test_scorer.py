@@ -287,6 +287,49 @@ def test_a_loss_that_the_targets_do_not_fit_is_blamed_with_the_shapes(make_slot:
         score(make_slot(sample_models.regression(), replicas=2), batch)
 
 
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: with_layer(sample_models.AddsLoss()), "the targets do not fit the model's loss 'mse'"),
+        (lambda: with_layer(sample_models.BatchStatistics()), "the targets do not fit the model's loss 'mse'"),
+        (lambda: with_layer(kind=sample_models.OwnLoss), "the model's own compute_loss cannot score the batch"),
+        (lambda: with_layer(kind=sample_models.OwnTestStep), "the model's own test_step cannot score the batch"),
+    ],
+)
+def test_a_model_that_runs_whole_says_the_shapes_that_do_not_fit(
+    make_slot: Callable[..., Slot], build: Callable[[], Any], said: str
+) -> None:
+    slot = make_slot(build())
+    inputs = {"x": np.ones((4, 3), np.float32)}
+    for targets in (np.ones((4, 7), np.float32), np.ones(4, np.float32)):  # found when it is traced, and when it runs
+        with pytest.raises(InvalidInputError) as refused:
+            score(slot, Batch(inputs=inputs, targets={"targets": targets}))
+        shape = "examples, 7" if targets.ndim == 2 else "examples"
+        assert str(refused.value).startswith(f"{said} (targets: float32[{shape}]; outputs: float32[examples, 2])")
+        assert "node" not in str(refused.value)
+    with pytest.raises(InvalidInputError, match="targets: none"):
+        score(slot, Batch(inputs=inputs, targets={}))
+
+
+def with_layer(layer: Any = None, kind: Any = keras.Model) -> Any:
+    inputs = keras.Input((3,), name="x")
+    model = kind(inputs, layers.Dense(2, name="y")(inputs if layer is None else layer(inputs)))
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_a_test_step_that_leaves_out_the_compiled_metrics_is_refused_with_what_to_do(
+    make_slot: Callable[..., Slot],
+) -> None:
+    model = with_layer(kind=sample_models.OwnTestStep)
+    model.compile("sgd", "mse", metrics=["mae"])
+    batch = Batch(inputs={"x": np.ones((4, 3), np.float32)}, targets={"targets": np.ones((4, 2), np.float32)})
+    with pytest.raises(ValueError, match="Cannot get result"):
+        model.evaluate(batch.inputs["x"], batch.targets["targets"], verbose=0)
+    with pytest.raises(NotEvaluableError, match=r"has to update the metrics .*; or compile it without metrics"):
+        score(make_slot(model), batch)
+
+
 def test_outputs_without_targets_are_named(make_slot: Callable[..., Slot]) -> None:
     inputs = keras.Input((3,), name="x")
     model = keras.Model(inputs, {name: layers.Dense(1, name=name)(inputs) for name in ("a", "b", "c")})

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from understudy.checkpoints.signature import TensorSpec
 from understudy.compat import compiled_loss, compiled_metrics, metrics_with_values
 from understudy.evaluator.evaluator_errors import first_line
 
@@ -27,6 +28,9 @@ _COLUMNS = (keras.metrics.FBetaScore, keras.metrics.R2Score)
 
 _SPARSE = "sparse_"
 """How the names of losses on class numbers begin."""
+
+_OF_NODE = " for '{{node "
+"""What follows in an error is about an operation, whose shapes are said in other words."""
 
 _EXAMPLES = 97
 """A number of examples that hardly any other axis has, so that nothing fits by chance."""
@@ -92,6 +96,26 @@ class Misfits:
                 yield f"{_said(what, why, target, prediction)}; {helps}"
 
 
+def said_of_own_code(
+    model: Any, error: BaseException, targets: Any, weights: Any, outputs: Sequence[TensorSpec]
+) -> str:
+    """Return why code of the model's own, which may read anything of a batch, does not score it.
+
+    Args:
+        model: The model, with a ``test_step`` or ``compute_loss`` of its own.
+        error: What it raised.
+        targets: The targets of the batch, or their specifications.
+        weights: Its sample weights, likewise; None without.
+        outputs: The specifications of the model's outputs.
+    """
+    own = "compute_loss" if type(model).test_step is keras.Model.test_step else "test_step"
+    of_outputs = [tf.TensorSpec(spec.shape, spec.dtype) for spec in outputs]
+    targets, weights = (tf.nest.map_structure(_spec, leaves) for leaves in (targets, weights))
+    shown = _shapes_of(targets, of_outputs, weights)
+    batch = "the batch" if any(leaf is not None for leaf in tf.nest.flatten(targets)) else "a batch without targets"
+    return f"the model's own {own} cannot score {batch} ({shown}): {first_line(error).partition(_OF_NODE)[0]}"
+
+
 def _spec(leaf: Any) -> Any:
     return None if leaf is None else tf.TensorSpec([_EXAMPLES, *leaf.shape[1:]], tf.as_dtype(leaf.dtype))
 
@@ -122,15 +146,19 @@ def _error(call: Callable[..., Any], *arguments: Any) -> str:
 
 def _said(what: str, why: str, targets: Any, predictions: Any, weights: Any = None) -> str:
     """Return a sentence with the shapes, and with what an error says beyond them."""
-    weighted = "" if weights is None else f"; sample weights: {_shown(weights)}"
-    shown = f"{what} (targets: {_shown(targets)}; outputs: {_shown(predictions)}{weighted})"
+    shown = f"{what} ({_shapes_of(targets, predictions, weights)})"
     tells_shapes = any(int(number) % _EXAMPLES == 0 for number in re.findall(r"[1-9]\d*", why))
     return shown if tells_shapes else f"{shown}: {why}"
 
 
+def _shapes_of(targets: Any, outputs: Any, weights: Any) -> str:
+    weighted = "" if weights is None else f"; sample weights: {_shown(weights)}"
+    return f"targets: {_shown(targets)}; outputs: {_shown(outputs)}{weighted}"
+
+
 def _shown(values: Any) -> str:
     shown = [leaf.dtype.name + _shape(leaf.shape[1:]) for leaf in tf.nest.flatten(values) if leaf is not None]
-    return ", ".join(shown)
+    return ", ".join(shown) or "none"
 
 
 def _shape(of_example: Sequence[int | None]) -> str:

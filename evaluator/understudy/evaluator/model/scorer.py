@@ -204,7 +204,9 @@ class Scorer:
                 f"({labels.shown()})"
             ) from error
         except (tf.errors.InvalidArgumentError, ValueError) as error:
-            reason = program.misfit(data) or f"the batch cannot be scored: {first_line(error)} ({labels.shown()})"
+            reason = (
+                program.misfit(data, error) or f"the batch cannot be scored: {first_line(error)} ({labels.shown()})"
+            )
             raise InvalidInputError(reason) from error
         masks_of_outputs = {name: np.asarray(mask) for name, mask in masks.items()}
         return ScoreState(

@@ -17,12 +17,12 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.compat import compiled_metrics, put_mask
-from understudy.evaluator.evaluator_errors import InvalidInputError
+from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, first_line
 from understudy.evaluator.model.forward import StructuredCall
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.model.increments import NoIncrementsError, StateIncrements
 from understudy.evaluator.model.metric_digests import flattened, is_loss, metric_digests, named_metrics
-from understudy.evaluator.model.misfits import UNFIT, Misfits
+from understudy.evaluator.model.misfits import UNFIT, Misfits, said_of_own_code
 from understudy.evaluator.model.undefined_values import Undefined, UndefinedValues, undefined_losses
 from understudy.evaluator.types import Array
 
@@ -351,16 +351,23 @@ class ScoringProgram:
             with keras.StatelessScope(self._regularized(), collect_losses=True):
                 self._function(self._step).get_concrete_function(*data.as_arguments())
         except UNFIT as error:
-            if misfit := self.misfit(data):
+            if misfit := self.misfit(data, error):
                 raise InvalidInputError(misfit) from error
             raise
 
-    def misfit(self, data: ScoringData) -> str:
+    def misfit(self, data: ScoringData, error: BaseException) -> str:
         """Return why a batch does not fit the loss or a metric by its shapes; empty if it fits each of them.
 
-        Empty, too, if outputs have no targets, or if the model itself would have to be traced again.
+        Empty, too, if outputs have no targets. Code of the model's own may read anything, so that is blamed as a whole.
+
+        Args:
+            data: The batch, or its specification.
+            error: What computing the score raised, or tracing it.
         """
-        if self.runs_model or any(leaf is None for leaf in tf.nest.flatten(data.targets)):
+        if self._options.custom_step:
+            outputs = self._interface.outputs.specs
+            return said_of_own_code(self._model, error, data.targets, data.sample_weights, outputs)
+        if any(leaf is None for leaf in tf.nest.flatten(data.targets)):
             return ""
         return self._misfits.find(data.as_arguments())
 
@@ -385,12 +392,23 @@ class ScoringProgram:
         """
         with tf.device(self._device), self.scope(state):
             model = self._model if self._has_own_result else SimpleNamespace(metrics=self._metrics)
-            results = dict(type(self._model).get_metrics_result(model))
+            results = self._results_of(model)
             if not self._options.custom_step:
                 results.pop(LOSS, None)
             if self._options.with_loss:
                 results[LOSS] = self._loss.result()
             return _as_tensors(results)
+
+    def _results_of(self, model: Any) -> dict[str, Any]:
+        try:
+            return dict(type(self._model).get_metrics_result(model))
+        except ValueError as error:
+            if not self._options.custom_step:
+                raise
+            raise NotEvaluableError(
+                f"the model's metrics have no result after its own test_step: {first_line(error)} Its test_step has to "
+                "update the metrics that it is compiled with, as compute_metrics does; or compile it without metrics"
+            ) from error
 
     def scope(self, state: Sequence[Any]) -> Any:
         """Return a context in which the variables of the loss and the metrics have these values."""
