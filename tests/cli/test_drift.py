@@ -126,6 +126,16 @@ def test_the_table_names_what_drifted(tmp_path: Path) -> None:
     assert line.startswith("age")
 
 
+def test_the_columns_of_a_wide_table_that_are_one_feature_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "wide.npz"
+    np.savez(file, allow_pickle=False, x=RANDOM.normal(size=(50, 40)).astype(np.float32))
+    result = CliRunner().invoke(main, ["drift", str(file), "--against", str(file)])
+    assert "note: the 40 values of x are one feature together, in which one that moves hardly shows" in result.output
+    assert "--max-features 40" in result.output
+    said = CliRunner().invoke(main, ["drift", str(file), "--against", str(file), "--max-features", "40"]).output
+    assert "together" not in said
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [("train", "no file or folder; --experiment says"), ("README", "no supported format"), ("other", "in common: age")],

@@ -50,6 +50,14 @@ def test_what_the_command_prints_is_shown_with_the_bins(tmp_path: Path, compared
     assert "100.0%" in found.text
 
 
+def test_columns_that_are_one_feature_together_are_told(tmp_path: Path) -> None:
+    wide = np.zeros((2, 40))
+    file = write(tmp_path, dataclasses.asdict(report(**{HOSTILE: (wide, wide)})))
+    assert (
+        f"The 40 values of {HOSTILE} are one feature together." in Page("".join(drift_section(read_drift(file)))).text
+    )
+
+
 def test_what_a_service_writes_is_shown_with_its_reference(tmp_path: Path, compared: DriftReport) -> None:
     live = LiveDrift(
         dataset="test", step=3, examples=12, computed_at=0.0, inputs=compared, scores=report(y=([1.0], [2.0]))

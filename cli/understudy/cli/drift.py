@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from understudy.experiments import Experiment
 
 _SHOWN: Final = 20
+_MOST_FEATURES: Final = 1000
 _MOVED, _DRIFTED = 0.1, 0.25
 """Siddiqi's rule of thumb: below the first, no change that matters; above the second, another population."""
 
@@ -47,7 +48,7 @@ _MOVED, _DRIFTED = 0.1, 0.25
 )
 @click.option(
     "--max-features",
-    type=click.IntRange(1, 1000),
+    type=click.IntRange(1, _MOST_FEATURES),
     default=32,
     show_default=True,
     metavar="N",
@@ -165,3 +166,10 @@ def _show(report: DriftReport, sample: str, against: str) -> None:
     for words, names in (("only one has", report.unmatched), ("beyond --max-features", report.left_out)):
         if names:
             say(f"note: {words}: {', '.join(names)}")
+    for name, columns in report.pooled.items():
+        needed = len(report.features) - 1 + columns
+        remedy = f"; --max-features {needed} compares each of them" if needed <= _MOST_FEATURES else ""
+        say(
+            f"note: the {columns} values of {name} are one feature together, in which one that moves hardly shows"
+            f"{remedy}"
+        )

@@ -299,8 +299,11 @@ def read_drift(file: Path) -> dict[str, Any]:
 
 def features_of(content: Mapping[str, Any]) -> Features:
     """Return the features, the largest index first."""
-    parts = [content] if "features" in content else [content["inputs"], content["scores"]]
-    return sorted((each for part in parts for each in part["features"]), key=lambda each: -float(each["psi"]))
+    return sorted((each for part in _parts(content) for each in part["features"]), key=lambda each: -float(each["psi"]))
+
+
+def _parts(content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return [content] if "features" in content else [content["inputs"], content["scores"]]
 
 
 def drift_section(content: Mapping[str, Any]) -> Iterator[str]:
@@ -312,6 +315,8 @@ def drift_section(content: Mapping[str, Any]) -> Iterator[str]:
     columns = ("name", "kind", "psi", "psi_by_chance", "ks", "count", "reference_count")
     rows = [[each[column] for column in columns] for each in features]
     yield table(headings, rows, caption="How far each distribution is from the reference's, the furthest first")
+    for name, count in ((name, count) for part in _parts(content) for name, count in part.get("pooled", {}).items()):
+        yield f"<p>The {count} values of {escape(name)} are one feature together.</p>"
     for each in features[:DETAILED]:
         bins = [(one["label"], _percent(one["reference"]), _percent(one["share"])) for one in each["bins"]]
         caption = f"The {each['kind']} {each['name']}, stability index {shown(each['psi'])}"

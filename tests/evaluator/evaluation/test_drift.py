@@ -98,6 +98,15 @@ def test_features_are_bounded_and_large_tensors_are_one_feature() -> None:
     assert report.left_out == ("d",)
     (pooled,) = [each for each in report.features if each.name == "b"]
     assert pooled.count == 5 * 64
+    assert report.pooled == {}  # places of an image are no columns
+
+
+def test_columns_that_are_one_feature_together_are_named_with_their_number() -> None:
+    sketches = DriftSketches(max_features=4)
+    sketches.add("input", {"a": np.zeros((5, 2)), "b": np.zeros((5, 3))})
+    other = sketches.like_this()
+    other.add("input", {"a": np.zeros((5, 2)), "b": np.zeros((5, 3))})
+    assert sketches.compare(other).pooled == {"b": 3}
 
 
 def test_scores_have_classes_too() -> None:

@@ -100,11 +100,14 @@ class DriftReport:
         features: The features that both samples have.
         unmatched: The names of tensors that only one of them has.
         left_out: The names of tensors beyond the bound of features.
+        pooled: The tensors whose columns are one feature together, because they are more than features were left, with
+            the number of their columns.
     """
 
     features: tuple[FeatureDrift, ...]
     unmatched: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    pooled: Mapping[str, int] = field(default_factory=dict)
 
 
 class NumberSketch:
@@ -273,10 +276,12 @@ class DriftSketches:
     Attributes:
         max_features: The most features.
         left_out: The tensors for which no feature was left, of the reference.
+        pooled: The number of columns of those whose columns are one feature together.
     """
 
     max_features: int = MAX_FEATURES
     left_out: list[str] = field(default_factory=list)
+    pooled: dict[str, int] = field(default_factory=dict)
     _sketches: dict[_Feature, Sketch] = field(default_factory=dict)
     _layout: dict[tuple[Kind, str], list[_Feature]] = field(default_factory=dict)
     _tasks: dict[str, OutputTask] = field(default_factory=dict)
@@ -286,6 +291,7 @@ class DriftSketches:
         return DriftSketches(
             max_features=0,
             left_out=list(self.left_out),
+            pooled=dict(self.pooled),
             _sketches={feature: type(sketch)() for feature, sketch in self._sketches.items()},
             _layout=dict(self._layout),
             _tasks=dict(self._tasks),
@@ -332,6 +338,7 @@ class DriftSketches:
             features=tuple(sorted(features, key=lambda each: (-each.psi, each.kind, each.name))),
             unmatched=tuple(sorted({name for _, name in tensors - matched} - {*self.left_out})),
             left_out=tuple(sorted({*self.left_out})),
+            pooled=dict(sorted(self.pooled.items())),
         )
 
     def _add(self, kind: Kind, name: str, array: Array) -> None:
@@ -352,6 +359,8 @@ class DriftSketches:
             self.left_out.append(name)
             return []
         each = range(places) if array.ndim > 1 and places <= left else (None,)
+        if places > left and array.ndim == 2:  # noqa: PLR2004 - columns; the values of more axes are alike
+            self.pooled[name] = places
         sketch: type[Sketch] = CategorySketch if kind == "class" or array.dtype.kind in "OSU" else NumberSketch
         layout = [_Feature(kind=kind, tensor=name, place=place) for place in each]
         self._sketches |= {feature: sketch() for feature in layout}
