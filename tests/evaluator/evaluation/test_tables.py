@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from collections.abc import Mapping
 from typing import Any
@@ -452,3 +453,27 @@ def test_positions_that_a_mask_hides_do_not_count() -> None:
     np.testing.assert_allclose(weighted["confusion"], of_tokens)
     errors = tables_of("regression", outputs, outputs + 1, mask=mask)
     assert (errors["items"], errors["left_out"]) == (18, 0)
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (np.ones((4, 2), np.float32), r"its targets have the shape \[examples, 2\], its values \[examples, 1\]"),
+        (np.ones((4, 3, 2), np.float32), r"its targets have the shape \[examples, 3, 2\]"),
+        (np.array([b"a", b"b", b"c", b"d"], object), "its targets have text"),
+    ],
+)
+def test_targets_that_are_no_values_of_the_output_have_a_note_instead_of_residuals(targets: Any, said: str) -> None:
+    """Such as the time of an event and whether it came, for a loss of one's own."""
+    collector = TableCollector(
+        {"risk": OutputTask(kind="unknown")}, [TensorSpec(name="risk", dtype="float32", shape=(None, 1))]
+    )
+    outputs = {"risk": np.arange(4, dtype=np.float32)[:, np.newaxis]}
+    batch = Batch(inputs={"x": np.zeros((4, 1))}, targets={"targets": targets})
+    for _ in range(2):
+        collector.add(batch, ExampleScores(losses=np.arange(4.0), outputs=outputs), {"all": np.ones(4, bool)})
+    document = collector.document()
+    assert document["outputs"] == {}
+    (note,) = document["notes"]
+    assert re.match(f"there are no tables of 'risk': {said}", note)
+    assert document["hardest"][0]["outputs"]["risk"]["predicted"] == [3.0]

@@ -25,6 +25,7 @@ MAX_SLICE_CHARACTERS = 2 * 2**20
 """The tables of slices have curves if all take at most so many characters of JSON."""
 
 _SHOWN_VALUES = 8
+_TEXT = "OSU"
 _NO_OUTPUTS = "there are no tables, because each batch is scored whole by the model, whose outputs are not kept"
 _NO_OUTCOMES = "no output has classes, so no example is right or wrong"
 
@@ -78,6 +79,8 @@ class TableCollector:
                     weights=batch.sample_weights.get(name, batch.sample_weights.get(ALL_WEIGHTS)),
                     mask=scores.masks.get(name),
                 )
+                if without := self._scorings[name].without:
+                    self.note(f"there are no tables of {name!r}: {without}")
         for name, decided in decisions.items():
             if decided is not None:
                 self._predicted.setdefault(name, PredictedClasses()).add(decided, batch.examples)
@@ -169,5 +172,7 @@ def _classes(value: Array) -> Any:
     return np.flatnonzero(value)[:_SHOWN_VALUES].tolist() if np.ndim(value) else int(value)
 
 
-def _shown(values: Array) -> list[float]:
-    return [float(value) for value in np.ravel(values)[:_SHOWN_VALUES]]
+def _shown(values: Any) -> list[float]:
+    """Return the first values of an example; none of text."""
+    flat = np.ravel(values)
+    return [] if flat.dtype.kind in _TEXT else [float(value) for value in flat[:_SHOWN_VALUES]]

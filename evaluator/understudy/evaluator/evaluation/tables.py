@@ -36,6 +36,9 @@ MAX_SLICE_CLASSES = 100
 _MOST_CONFUSED = 100
 _BINARY_CLASSES = 2
 
+_TEXT = "OSU"
+"""The kinds of dtypes of text."""
+
 
 class OutputTables(Protocol):
     """The tables of one output, in groups of items. For one thread."""
@@ -255,9 +258,13 @@ class OutputScoring:
 
     Args:
         task: The task of the output.
+
+    Attributes:
+        without: Why there are no tables, although there are targets; empty if there are.
     """
 
     def __init__(self, task: OutputTask) -> None:
+        self.without = ""
         self._task = task
         self._whole: Any = None
         self._of_slices: Any = None
@@ -307,8 +314,12 @@ class OutputScoring:
         return decisions
 
     def _add_residuals(self, outputs: Array, targets: Array, slices: Mapping[str, Array], weights: Array) -> None:
-        wanted = np.broadcast_to(targets, outputs.shape) if targets.ndim == outputs.ndim else targets
-        flat, wanted = outputs.reshape(len(outputs), -1), wanted.reshape(len(outputs), -1)
+        wanted = _like_outputs(targets, outputs)
+        if wanted is None:
+            shown = "text" if targets.dtype.kind in _TEXT else f"the shape {_of_example(targets)}"
+            self.without = f"its targets have {shown}, its values {_of_example(outputs)}, so there are no residuals"
+            return
+        flat = outputs.reshape(len(outputs), -1)
         self._whole = self._whole or self._new(flat.shape[1], _WHOLE)
         self._whole.add(flat, wanted, np.zeros(len(flat), np.int64), weights)
         if slices:
@@ -344,6 +355,22 @@ class OutputScoring:
             return MultiLabelTables(width, resolution=resolution)
         is_binary = self._task.kind == "binary"
         return ClassTables(_BINARY_CLASSES if is_binary else width, has_one_score=is_binary, resolution=resolution)
+
+
+def _like_outputs(targets: Array, outputs: Array) -> Array | None:
+    """Return the target of each element, or one for all, ``[examples, elements or 1]``; None if they do not fit."""
+    if targets.dtype.kind in _TEXT:
+        return None
+    if targets.ndim == outputs.ndim:
+        if any(own not in (1, length) for own, length in zip(targets.shape[1:], outputs.shape[1:], strict=True)):
+            return None
+        targets = np.broadcast_to(targets, outputs.shape)
+    wanted = targets.reshape(len(outputs), -1)
+    return wanted if wanted.shape[1] in (1, outputs[:1].size) else None
+
+
+def _of_example(values: Array) -> str:
+    return f"[{', '.join(map(str, ('examples', *values.shape[1:])))}]"
 
 
 def _kind_of(outputs: Array, targets: Array) -> TaskKind:
