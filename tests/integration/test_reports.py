@@ -184,16 +184,18 @@ def test_a_report_names_the_datasets_that_only_one_version_has_a_score_on(
 
 @pytest.fixture
 def held_back(replicas: tuple[str, ...], tmp_path: Path, data: tuple[Any, Any]) -> Iterator[RunningService]:
-    """A service whose gate holds back its only version."""
+    """A service whose gate holds back its two versions, of which one at a time is loaded."""
     np.savez(tmp_path / "test.npz", x=data[0], y=data[1])
-    Chief(tmp_path).publish_other(10, classifier(10))
+    for step in STEPS:
+        Chief(tmp_path).publish_other(step, classifier(step))
     with running_service(
         {"run_dir": tmp_path, "eval_data": {"test": tmp_path / "test.npz"}},
         {"tables": True, "gate": ["test/accuracy >= 2"]},
         replicas=replicas,
         state_dir=tmp_path / "evaluator",
     ) as service:
-        assert any(each.outcome == "refused" for each in service.client().watch_evaluations())
+        refused = (each.step for each in service.client().watch_evaluations() if each.outcome == "refused")
+        assert {next(refused), next(refused)} == {*STEPS}
         yield service
 
 
@@ -204,6 +206,16 @@ async def test_a_version_that_a_gate_holds_back_has_a_report_and_answers_where_i
     assert result.exit_code == 0, result.output
     text = Page((tmp_path / "report.html").read_text()).text
     assert "No version is serving yet, so there is none to compare with." in text
+    for arguments in (
+        ("report", "--compare", "10,20", "--output", tmp_path / "report.html"),
+        ("report", "--compare", "20,10", "--output", tmp_path / "report.html"),
+        *(("examples", "hardest", "--step", step) for step in STEPS),
+        ("examples", "newly-wrong", "--step", 10, "--baseline", 20),
+    ):
+        result = understudy(held_back, *map(str, arguments))
+        assert result.exit_code == 0, result.output
+    result = understudy(held_back, "examples", "hardest")
+    assert "Name the step to use it all the same, 20, or have it served (promote --pin 20)" in result.output
     scored = held_back.client().evaluate([data], version=10)
     assert scored.examples == EXAMPLES
     async with AsyncClient(held_back.grpc) as other:

@@ -18,13 +18,14 @@ from understudy.evaluator.serving.decision_file import OnDecision, ServingDecisi
 from understudy.evaluator.serving.ranking import Monitor
 from understudy.evaluator.serving.rollout_file import RunningRollout
 from understudy.evaluator.serving.rollout_health import ServerReport
-from understudy.evaluator.serving.servable import ModelSlot, Servable
+from understudy.evaluator.serving.servable import Servable
 from understudy.evaluator.types import (
     CheckpointInfo,
     EvaluationRecord,
     GpuReading,
     HeldBack,
     LifeRecord,
+    Signature,
     Version,
     VersionStatus,
 )
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from understudy.evaluator.evaluation.example_queries import EvaluationTables, ExampleKind, ExampleList
     from understudy.evaluator.evaluation.shadow_comparer import ShadowComparer
     from understudy.evaluator.model.devices import MemoryKind
+
+
+_LOAD_SECONDS = 60.0
+"""How long to wait for a slot to load a version into, of which only the signature is needed."""
 
 
 class EvaluatorState(EvaluatorLifecycle):
@@ -246,7 +251,8 @@ class EvaluatorState(EvaluatorLifecycle):
             is_wanted: Called between batches; returns whether to continue.
 
         Raises:
-            EvaluatorError: As `tables` and `understudy.evaluator.evaluation.example_queries.ExampleQueries.examples`.
+            EvaluatorError: As `tables` and `understudy.evaluator.evaluation.example_queries.ExampleQueries.examples`;
+                or no version is serving, and this one cannot be loaded.
         """
         components = self._started_components()
         step = self._resolve(version)
@@ -256,7 +262,7 @@ class EvaluatorState(EvaluatorLifecycle):
             self._scored_dataset(dataset),
             baseline_step=None if kind == "hardest" else self._resolve(baseline),
             limit=limit,
-            signature=self._slot_like(step).signature,
+            signature=self._signature_like(step),
             is_wanted=lambda: is_wanted() and not self._closing,
         )
 
@@ -302,10 +308,13 @@ class EvaluatorState(EvaluatorLifecycle):
             raise DatasetNotFoundError(f"there is no dataset {name!r}; there are {list(self._datasets)}")
         return name
 
-    def _slot_like(self, step: int) -> ModelSlot:
-        """Return the slot of a step if it is loaded, else that of the serving version."""
+    def _signature_like(self, step: int) -> Signature:
+        """Return the signature of a step if it is loaded, else that of the serving version; load it if none serves."""
         manager = self._components.manager
         try:
-            return manager.servable(step).slot
+            return manager.servable(step).slot.signature
         except VersionNotFoundError:
-            return manager.servable(None).slot
+            if (serving := manager.serving) is not None:
+                return serving.slot.signature
+        with manager.acquire(step, deadline=time.monotonic() + _LOAD_SECONDS).result() as handle:
+            return handle.slot.signature

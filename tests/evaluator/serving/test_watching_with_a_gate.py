@@ -63,7 +63,7 @@ def test_a_refused_checkpoint_is_recorded_with_the_numbers_compared(
         "min_improvement": 0.125,
     }
     assert "0.0625 better than the 1.0 of the serving step 1; 0.125 is required" in decisions[1].reason
-    assert decisions[3].reason == "loss is nan, the loss nan; finite numbers are required"
+    assert decisions[3].reason == "loss is nan; finite numbers are required"
 
 
 def test_after_a_restart_what_was_admitted_is_served_and_what_was_not_decided_is(

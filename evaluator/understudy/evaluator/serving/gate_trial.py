@@ -295,7 +295,8 @@ def _value(record: EvaluationRecord, condition: Condition) -> tuple[float, str]:
     value, loss = metrics[condition.metric], record.metrics.get(LOSS, 0.0)
     if math.isfinite(value) and math.isfinite(loss):
         return value, ""
-    return value, f"{condition.key} is {value!r}, the loss {record.metrics.get(LOSS)!r}; finite numbers are required"
+    with_loss = "" if condition.key == LOSS else f", the loss {record.metrics.get(LOSS)!r}"
+    return value, f"{condition.key} is {value!r}{with_loss}; finite numbers are required"
 
 
 def _slices_that_are(record: EvaluationRecord) -> str:

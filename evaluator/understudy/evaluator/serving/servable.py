@@ -390,6 +390,6 @@ def _remedy(held_back: HeldBack | None) -> str:
     if held_back.step is None:
         return held_back.reason
     return (
-        f"{held_back.reason}. Name the step to use it all the same (--version {held_back.step}), or have it served "
+        f"{held_back.reason}. Name the step to use it all the same, {held_back.step}, or have it served "
         f"(promote --pin {held_back.step})"
     )
