@@ -5,12 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from understudy.checkpoints.signature import TensorSpec
+from understudy.cli.arrays import examples_to_score
 from understudy.cli.output import csv_cell, printable
 from understudy.cli.values import value_type
 from understudy.evaluator.evaluation.slices import SliceError, Slicer, parse_slices
@@ -100,3 +106,15 @@ def test_bytes_that_are_no_text_have_names_of_their_own() -> None:
     names = slices_of("a", {"a": np.array([b"\xff", b"\\xff", b"\xfe"], object)})
     assert len(set(names)) == 3
     assert all(printable(name) == name for name in names)
+
+
+def test_a_file_may_have_the_features_whose_names_have_separators(tmp_path: Path) -> None:
+    one = np.ones((2, 1), np.float32)
+    features = {"geo:country": np.array([1, 2]), "a*b": np.array([3, 4])}
+    np.savez(tmp_path / "examples.npz", allow_pickle=False, x=one, y=one, **features)
+    spec = TensorSpec(name="x", dtype="float32", shape=(None, 1))
+    metadata: Any = SimpleNamespace(inputs=[spec], outputs=[replace(spec, name="y")])
+    found = examples_to_score(tmp_path / "examples.npz", metadata, ["geo\\:country:1.5*a\\*b"])
+    assert {name: values.tolist() for name, values in found.features.items()} == {
+        name: values.tolist() for name, values in features.items()
+    }

@@ -79,13 +79,19 @@ def examples_to_score(file: Path, metadata: ModelMetadata, slices: Sequence[str]
     """
 
     def find() -> FoundExamples:
-        named = [part.partition(":")[0].strip() for text in slices for part in text.split("*")]
+        named = _features_of(slices) if slices else ()
         return find_examples(str(file), read_arrays(file), metadata.inputs, metadata.outputs, features=named)
 
     found = _reported(find, file)
     return Examples(
         inputs=found.inputs, targets=found.targets, sample_weight=found.sample_weight, features=found.features
     )
+
+
+def _features_of(slices: Sequence[str]) -> list[str]:
+    from understudy.evaluator.evaluation.slices import parse_slices
+
+    return [feature.name for setting in parse_slices(slices) for feature in setting.features]
 
 
 def write_npz(file: Path, arrays: Mapping[str, Array]) -> None:
