@@ -154,12 +154,14 @@ class CheckpointExporter:
         return path
 
     def _load(self, checkpoint: LocalCheckpoint) -> BuiltModel:
+        from understudy.checkpoints.initial_values import weights_are_loaded
         from understudy.compat import repair_open_axes
         from understudy.evaluator.model.loaders import loader_for
 
         repair_open_axes()
         loader = loader_for(checkpoint.kind, self._build_model, allow_unsafe_models=self._allow_unsafe_models)
-        return loader.build(checkpoint.model_file)
+        with weights_are_loaded():
+            return loader.build(checkpoint.model_file)
 
     @property
     def _is_foreign(self) -> bool:
