@@ -50,7 +50,7 @@ def test_losses_that_are_not_numbers_decide_nothing(capsys: pytest.CaptureFixtur
     paired = LossDifference(mean=math.nan, low=math.nan, high=math.nan)
     print_comparison(result(compared(10, 2.0, None), compared(20, math.nan, paired)))
     told = capsys.readouterr().out
-    assert "the losses of step 20 and step 10 cannot be compared: those of some examples are not numbers\n" in told
+    assert "the losses of step 20 and step 10 cannot be compared: those of some examples are not finite\n" in told
     assert "indistinguishable" not in told
 
 

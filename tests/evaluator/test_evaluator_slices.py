@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.comparison import BootstrapOptions
 from understudy.evaluator.evaluation.slices import parse_slices
 from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
-from understudy.evaluator.types import Batch, EvaluationOutcome
+from understudy.evaluator.types import Batch, EvaluationOutcome, MetricSpec
 
 pytestmark = pytest.mark.usefixtures("logical_cpus")
 
@@ -96,6 +97,27 @@ def test_a_stream_has_slices_and_intervals_by_options(tmp_path: Path) -> None:
             bad = Batch(inputs=whole.inputs, targets=whole.targets, sample_weights={"sample_weights": weights})
             with pytest.raises(InvalidInputError, match="sample weight 'sample_weights' is nan for example 17"):
                 stream.add(bad)
+
+
+def test_infinite_losses_of_examples_are_told_and_leave_the_slices_without_them_alone(tmp_path: Path) -> None:
+    run = RealRun(tmp_path)
+    run.publish(3)
+    (whole,) = data().batches(signature_of(step_model(3)), 40)
+    (targets,) = whole.targets.values()
+    infinite = np.where(np.arange(40)[:, None] == 6, np.inf, targets).astype(np.float32)
+    metrics = (MetricSpec(name="mse"), MetricSpec(name="R2Score"))
+    options = BreakdownOptions(slices=parse_slices(["country"]), resamples=10)
+    with run.running() as evaluator:
+        with evaluator.open_stream(metrics=metrics, breakdown=options).result(WAIT_SECONDS) as stream:
+            for goals in (targets, infinite):
+                batch = dataclasses.replace(whole, targets={"targets": goals})
+                stream.add(batch).result(WAIT_SECONDS)
+            result = stream.finish()
+        assert (result.metrics["loss"], result.metrics["mse"]) == (np.inf, np.inf)
+        assert any("the loss of some examples is infinite" in note for note in result.notes)
+        german, french = result.slices
+        assert (french.metrics["loss"], german.name) == (np.inf, "country=DE")
+        assert german.metrics["loss"] == german.metrics["mse"] <= german.intervals["mse"].high < np.inf
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def _bounds(difference: MetricDifference | None) -> tuple[str, str]:
 
 def _conclusion(step: int, first: int, paired: LossDifference, confidence: float) -> str:
     if math.isnan(paired.mean):
-        return f"the losses of step {step} and step {first} cannot be compared: those of some examples are not numbers"
+        return f"the losses of step {step} and step {first} cannot be compared: those of some examples are not finite"
     return (
         f"step {step} is {_CONCLUSIONS[paired.conclusion]} step {first}: loss of an example {paired.mean:+.6g}, "
         f"{confidence:.0%} interval [{paired.low:+.6g}, {paired.high:+.6g}]"

@@ -99,6 +99,14 @@ def test_a_loss_that_is_not_a_number_makes_none_of_the_interval() -> None:
     assert np.isnan([found.mean, found.low, found.high]).all()
 
 
+def test_infinite_losses_give_no_bounds_and_in_both_versions_no_difference() -> None:
+    losses = draw(6, 50, better_by=0.0)
+    losses[1, 7] = np.inf
+    assert resample(losses, []) == LossDifference(mean=np.inf, low=-np.inf, high=np.inf)
+    losses[0, 7] = np.inf
+    assert np.isnan(resample(losses, []).mean)
+
+
 @pytest.mark.parametrize("examples", [1, 2, 3])
 def test_so_few_examples_that_resamples_may_draw_none_give_no_bounds(examples: int) -> None:
     found = resample(np.array([[1.0] * examples, [3.0] * examples]), [], resamples=1000)

@@ -159,13 +159,14 @@ class LossResampling:
     def add(self, losses: Sequence[Array]) -> None:
         """Add the losses of a batch's examples, ``[examples]`` for each version in order."""
         together = np.stack(losses)
-        self._totals += together.sum(axis=1)
         step = max(1, _CHUNK_ELEMENTS // self._resamples)
-        for start in range(0, together.shape[1], step):
-            chunk = together[:, start : start + step]
-            draws = draw(self._seed, self._resamples, self._examples + start, chunk.shape[1]).astype(np.float64)
-            self._sums += chunk @ draws.T
-            self._counts += draws.sum(axis=1)
+        with np.errstate(invalid="ignore"):  # infinite losses, also where they are not drawn
+            self._totals += together.sum(axis=1)
+            for start in range(0, together.shape[1], step):
+                chunk = together[:, start : start + step]
+                draws = draw(self._seed, self._resamples, self._examples + start, chunk.shape[1]).astype(np.float64)
+                self._sums += chunk @ draws.T
+                self._counts += draws.sum(axis=1)
         self._examples += together.shape[1]
 
     def results(self) -> list[ResampledLoss]:
@@ -185,7 +186,8 @@ def difference(of: ResampledLoss, to: ResampledLoss, *, confidence: float) -> Lo
     mean = (of.total - to.total) / of.examples
     if math.isnan(mean):
         return LossDifference(mean=mean, low=math.nan, high=math.nan)
-    apart = of.sums - to.sums
+    with np.errstate(invalid="ignore"):
+        apart = of.sums - to.sums
     resampled = np.divide(apart, of.counts, out=np.full_like(apart, np.nan), where=of.counts > 0)
     low, high = bounds(resampled, (1.0 - confidence) / 2.0) or (-math.inf, math.inf)
     return LossDifference(mean=mean, low=low, high=high)

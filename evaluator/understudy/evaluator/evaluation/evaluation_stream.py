@@ -240,7 +240,7 @@ class EvaluationStream:
             computing_seconds=self._computing_seconds,
             notes=(
                 *(*self._handle.slot.notes, *self._notes, *self._label_notes.notes()),
-                *((_NO_LOSS,) if math.isnan(values.get(LOSS, 0.0)) and LOSS not in undefined else ()),
+                *(() if LOSS in undefined else _about_loss(values.get(LOSS, 0.0))),
                 *parts.notes,
             ),
             intervals=parts.intervals,
@@ -321,10 +321,13 @@ class EvaluationStream:
         self._under_way = [batch for batch in self._under_way if not batch.future.done()]
 
 
-_NO_LOSS = (
-    "the loss of some examples is not a number, so that of all is none; 'understudy examples hardest' lists them for a "
-    "dataset of a server with --tables"
-)
+def _about_loss(loss: float) -> tuple[str, ...]:
+    """Return a sentence about a loss that is not finite."""
+    if math.isfinite(loss):
+        return ()
+    what = "not a number, so that of all is none" if math.isnan(loss) else "infinite, so that of all is, too"
+    where = "'understudy examples hardest' lists them for a dataset of a server with --tables"
+    return (f"the loss of some examples is {what}; {where}",)
 
 
 def _no_parts(nested: Sequence[str]) -> str:

@@ -275,16 +275,16 @@ class _States:
     def add(self, increments: Array, draws: Array) -> None:
         self.counts += draws.sum(axis=1)
         at_once = _PRODUCT_SIZE // self._sums.size
-        if at_once < _LEAST_AT_ONCE:
-            self._sums += draws @ increments
-            return
-        for start in range(0, len(increments), at_once):
-            self._sums += draws[:, start : start + at_once] @ increments[start : start + at_once]
+        at_once = at_once if at_once >= _LEAST_AT_ONCE else max(1, len(increments))
+        with np.errstate(invalid="ignore"):  # infinite values, also where they are not drawn
+            for start in range(0, len(increments), at_once):
+                self._sums += draws[:, start : start + at_once] @ increments[start : start + at_once]
 
     def add_means(self, forms: Sequence[MeanForm], increments: Array, divisors: Array, draws: Array) -> None:
         for form in forms:
             found = self._means.setdefault(form, np.zeros((len(self.counts), 2)))
-            found += form.added(increments, divisors, draws)
+            with np.errstate(invalid="ignore"):
+                found += form.added(increments, divisors, draws)
 
     def with_means(self, forms: Mapping[int, MeanForm]) -> Array:
         """Return the sums, with the totals and counts of these forms in their places, ``[ways, state]``."""

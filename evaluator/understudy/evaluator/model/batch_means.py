@@ -75,7 +75,8 @@ class MeanForm:
         (found,) = self.added(increments, divisors, np.ones((1, len(increments))))
         (size,) = self.added(np.abs(increments), np.abs(divisors), np.ones((1, len(increments))))
         allowed = ROUNDING * size + STATE_ROUNDING * np.maximum(np.abs(before[part]), np.abs(after[part]))
-        return not (np.abs(after[part] - before[part] - found) > allowed).any()
+        with np.errstate(invalid="ignore"):  # infinite values
+            return not (np.abs(after[part] - before[part] - found) > allowed).any()
 
 
 def possible_forms(totals: Iterable[int], divisors: int) -> Iterator[MeanForm]:

@@ -211,8 +211,9 @@ class StateIncrements:
             starts: The index of the first example of each batch, int64 ``[batches]``.
             states: The state before the first batch and after each, ``[1 + batches, state]``.
         """
-        added, size = np.add.reduceat(increments, starts), np.add.reduceat(np.abs(increments), starts)
-        apart = np.abs(np.diff(states, axis=0) - added)
+        with np.errstate(invalid="ignore"):  # infinite values
+            added, size = np.add.reduceat(increments, starts), np.add.reduceat(np.abs(increments), starts)
+            apart = np.abs(np.diff(states, axis=0) - added)
         reached = np.maximum(np.abs(states[:-1]), np.abs(states[1:]))
         held = []
         for part in self.parts():

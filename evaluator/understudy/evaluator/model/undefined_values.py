@@ -171,7 +171,8 @@ def _of_f_score(metric: Any, labels: Array, predictions_alone: Array) -> Found:
 
 
 def _of_r2(metric: Any, count: Array, squares: Array, total: Array) -> Found:
-    variance = squares - np.divide(total**2, count, out=np.zeros_like(total), where=count != 0)
+    with np.errstate(invalid="ignore"):  # infinite targets
+        variance = squares - np.divide(total**2, count, out=np.zeros_like(total), where=count != 0)
     found = [(NO_TARGET, count == 0), (SAME_TARGETS, variance <= _RESOLUTION * squares)]
     if metric.class_aggregation is None:
         return found
