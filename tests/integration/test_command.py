@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+import json
 import os
 import re
 import shutil
@@ -33,6 +34,7 @@ from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.cli.main import main
 from understudy.clients import Client
 from understudy.evaluator.records.ledger import Ledger
+from understudy.evaluator.serving.decision_file import DECISION_FILE
 from understudy.evaluator.types import EvaluationRecord
 from understudy.v1 import prediction_pb2_grpc
 
@@ -262,6 +264,8 @@ def test_a_run_folder_that_is_deleted_and_trained_anew_is_served_with_a_ledger_o
     with Client(before[1]) as client:
         assert len([entry.step for _, entry in zip(range(2), client.watch_evaluations(), strict=False)]) == 2
         until(lambda: len([*(run / "evaluator" / "results").glob("*.json")]) == 2)
+    decision = run / "evaluator" / DECISION_FILE
+    identity = json.loads(decision.read_bytes())["evaluator_id"]
     shutil.rmtree(run)
     for step in (2, 3):
         Chief(run).publish(step)
@@ -270,6 +274,7 @@ def test_a_run_folder_that_is_deleted_and_trained_anew_is_served_with_a_ledger_o
     with Client(ready[1]) as client:
         assert {entry.step for _, entry in zip(range(2), client.watch_evaluations(), strict=False)} == {2, 3}
         assert {entry.step for entry in client.list_evaluations()} == {2, 3}
+    assert json.loads(decision.read_bytes())["replaces"] == [identity]
     process.signal(signal.SIGTERM)
     status, errors = process.end()
     assert status == 0, errors
