@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
-import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from understudy.evaluator.evaluation.slice_names import NOT_A_NUMBER, shown
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, Arrays, OutputTask
 
@@ -25,13 +24,8 @@ PREDICTED = "predicted"
 MAX_SLICES = 1000
 """The most values of one setting, and the most slices of an evaluation."""
 
-_NOT_A_NUMBER = "NaN"
-
 _ESCAPED = re.compile(r"\\([*:;])")
 """What separates features, buckets and settings, as it is written in the name of a feature."""
-
-_LIKE_ANOTHER_FEATURE = re.compile(r",.*[=<>]", re.DOTALL)
-"""In a value, what could be read as the rest of the name of a slice, such as ``x,age=3``."""
 
 _COUNTED = 4096
 """Classes and buckets below this are counted, which is faster than sorting them."""
@@ -87,8 +81,8 @@ class SliceFeature:
         if self.edges:
             return self._bucketed(values)
         found, indices = _distinct(values)
-        shown = found if found.dtype.kind == "f" else found.tolist()  # single precision has fewer digits
-        return [f"{self.name}={_shown(value)}" for value in shown], indices
+        values_found = found if found.dtype.kind == "f" else found.tolist()  # single precision has fewer digits
+        return [f"{self.name}={shown(value)}" for value in values_found], indices
 
     def _bucketed(self, values: Array) -> tuple[list[str], Array]:
         numbers = values.astype(values.dtype if values.dtype == np.float32 else np.float64)
@@ -98,9 +92,9 @@ class SliceFeature:
         return [self._bucket(place) for place in found.tolist()], indices
 
     def _bucket(self, place: int) -> str:
-        texts = [_shown(edge) for edge in self.edges]
+        texts = [shown(edge) for edge in self.edges]
         if place > len(texts):
-            return f"{self.name}={_NOT_A_NUMBER}"
+            return f"{self.name}={NOT_A_NUMBER}"
         if place == 0:
             return f"{self.name}<{texts[0]}"
         return (
@@ -478,26 +472,3 @@ def _classes(name: str, targets: Array, task: OutputTask | None) -> Array:
 
 def _is(name: str, kind: str) -> bool:
     return name == kind or name.startswith(f"{kind}/")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bytes):
-        return _shown_text(value.decode(errors="surrogateescape"))
-    if isinstance(value, str):
-        return _shown_text(value)
-    if not isinstance(value, float | np.floating):
-        return str(value)
-    return _NOT_A_NUMBER if np.isnan(value) else np.format_float_positional(value, trim="-")
-
-
-def _shown_text(text: str) -> str:
-    """Return a text so that each one differs, on one line: if need be in quotation marks, as in JSON."""
-    is_plain = all(map(_is_shown, text)) and text == text.strip() and not text.startswith('"')
-    if is_plain and not _LIKE_ANOTHER_FEATURE.search(text):
-        return text
-    quoted = json.dumps(text, ensure_ascii=False)
-    return "".join(each if _is_shown(each) else json.dumps(each)[1:-1] for each in quoted)
-
-
-def _is_shown(character: str) -> bool:
-    return character.isprintable() or unicodedata.category(character) == "Zs"
