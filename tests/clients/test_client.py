@@ -201,6 +201,22 @@ def test_every_status_has_its_type(
     assert failure.value.code is code
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "told"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", "the server has no such call: .* different versions, or"),
+        (grpc.StatusCode.INTERNAL, "Exception deserializing response!", "cannot be read: .*; upgrade the older one"),
+    ],
+)
+def test_a_server_of_another_version_is_told_from_one_that_fails(
+    client: Client, script: Script, code: grpc.StatusCode, said: str, told: str
+) -> None:
+    script.failures.append(Failure(code=code, message=said))
+
+    with pytest.raises(UnderstudyError, match=told):
+        client.examples("hardest")
+
+
 def test_an_overloaded_server_says_when_to_try_again(client: Client, script: Script) -> None:
     script.failures.append(Failure(code=grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after_seconds=0.25))
 

@@ -31,6 +31,16 @@ IN_A_LAYER_OF_A_TRACE = f"""in user code:
 
     ValueError: {IN_A_LAYER}"""
 
+IN_A_CONFIGURATION = """<class 'Sequential'> could not be deserialized properly. Please ensure more.
+
+config={'class_name': 'Sequential'}.
+
+Exception encountered: <class 'Stack'> could not be deserialized properly. Please ensure more.
+
+config={'class_name': 'Stack'}.
+
+Exception encountered: Could not locate class 'Plain'. Make sure they are imported. Full object config: {'name': 1}"""
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -42,6 +52,7 @@ IN_A_LAYER_OF_A_TRACE = f"""in user code:
         ("Graph execution error:", "Graph execution error:"),
         (IN_A_LAYER, "Upper.call(): A tensor is no `bool`"),
         (IN_A_LAYER_OF_A_TRACE, "Upper.call(): A tensor is no `bool`"),
+        (IN_A_CONFIGURATION, "Could not locate class 'Plain'. Make sure they are imported."),
         (EAGER, "Incompatible shapes: [5,7] vs. [5]"),
     ],
 )

@@ -130,6 +130,14 @@ _BY_CODE: dict[grpc.StatusCode, type[UnderstudyError]] = {
 }
 
 
+_OTHER_VERSION = "the server and this client are of different versions"
+_EXPLAINED = {
+    "Method not found!": f"the server has no such call: {_OTHER_VERSION}, or it is another program",
+    "Exception deserializing response!": f"the response cannot be read: {_OTHER_VERSION}; upgrade the older one",
+}
+"""What grpcio says, and what it means here."""
+
+
 class _Status(Protocol):
     """The status of a call; the RpcErrors of grpc and of grpc.aio have it."""
 
@@ -176,7 +184,7 @@ def error_from_status(
     if kind is OverloadedError and "larger than max" in message:  # gRPC uses one code for both
         remedy = "send fewer examples at once, or raise max_message_bytes here and --max-message-mib on the server"
         return MessageTooLargeError(f"{message}; {remedy}", code=code)
-    message = message or f"the server gave no reason for {code.name}"
+    message = _EXPLAINED.get(message, message) or f"the server gave no reason for {code.name}"
     if kind is UnauthenticatedError:
         message += f" {_WHERE_TO_GIVE_ONE}"
     error = kind(message, code=code)

@@ -166,6 +166,11 @@ _LAYER_ERROR = re.compile(
 )
 """What Keras writes around an error of a layer: the layer, and the first sentence of the error."""
 
+_DESERIALIZING_ERROR = re.compile(
+    r".*^Exception encountered: ([^\n]+?)(?: Full object config: |\n|\Z)", re.DOTALL | re.MULTILINE
+)
+"""What Keras writes before the cause, for each object around it, and after it."""
+
 _MOST_NAMED_STEPS = 10
 
 _MEMORY_ERRNOS = {errno.ENOMEM}
@@ -185,10 +190,12 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or its type if there is no text.
 
     For an error in a graph, whose text begins with a traceback, it is the line with the actual error; for one of a
-    layer, its name and the first sentence.
+    layer, its name and the first sentence; for one about a configuration, the innermost cause.
     """
     if (found := _LAYER_ERROR.search(str(error))) is not None:
         return f"{found[1]}: {found[2]}"
+    if (found := _DESERIALIZING_ERROR.match(str(error))) is not None:
+        return found[1]
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if lines and lines[0] == _GRAPH_ERROR:
         said = next((index for index, line in enumerate(lines) if _NODE in line), 0)

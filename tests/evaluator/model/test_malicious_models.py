@@ -296,6 +296,23 @@ def test_every_class_of_keras_that_computes_is_accepted() -> None:
     assert len(accepted) > 280
 
 
+@pytest.mark.parametrize(
+    ("module", "registered_name", "told"),
+    [
+        ("keras_hub.src.models.bert", "keras_hub>Bert", "if it is the package keras_hub that registers it, import ke"),
+        ("__main__", "mine>Bert", "if it is your own, put @keras.saving.register_keras_serializable"),
+        ("mine", "Bert", "if it is your own, put @keras.saving.register_keras_serializable"),
+        ("a b", "mine>Bert", "if it is your own, put @keras.saving.register_keras_serializable"),
+    ],
+)
+def test_a_class_of_a_package_is_refused_with_what_to_import(module: str, registered_name: str, told: str) -> None:
+    from understudy.evaluator.model.allowlists import check_config
+
+    config = {"class_name": "Bert", "module": module, "registered_name": registered_name, "config": {}}
+    with pytest.raises(LoadError, match=told):
+        check_config(config, "model.keras")
+
+
 def test_operations_on_tensors_are_accepted(tmp_path: Path) -> None:
     inputs = keras.Input((4,), name="x")
     hidden = keras.ops.concatenate([inputs[:, :2] * 2 - 1, keras.ops.relu(inputs), inputs**2], axis=-1)

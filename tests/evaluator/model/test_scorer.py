@@ -75,6 +75,27 @@ def test_a_named_metric_may_be_of_one_output(two_by_two: Slot) -> None:
         two_by_two.scorer([MetricSpec(name="size/mae")])
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class OwnCompile(keras.Sequential):  # type: ignore[misc]
+    """Compiled in a way of its own, as tasks of KerasHub are."""
+
+    def compile(self, loss: Any = "mse", **options: Any) -> None:
+        super().compile(loss=loss, **options)
+
+
+def test_a_model_with_a_compile_method_of_its_own_needs_named_metrics_or_a_way_to_restore_it(
+    make_slot: Callable[..., Slot],
+) -> None:
+    model = OwnCompile([keras.Input((4,), name="x"), layers.Dense(2)])
+    model.compile(metrics=["mae"])
+    slot = make_slot(model)
+
+    with pytest.raises(NotEvaluableError, match="OwnCompile has a compile method of its own, so Keras restores"):
+        slot.scorer([])
+    batch = Batch(inputs={"x": np.ones((3, 4), np.float32)}, targets={"targets": np.ones((3, 2), np.float32)})
+    assert score(slot, batch, metrics=(MetricSpec(name="mae"),)).keys() == {"mae"}
+
+
 def test_a_model_that_was_not_compiled_needs_named_metrics(make_slot: Callable[..., Slot]) -> None:
     inputs = keras.Input((4,))
     slot = make_slot(keras.Model(inputs, layers.Dense(2)(inputs)))

@@ -76,6 +76,8 @@ _CALLING: Final = frozenset(
 )
 """Operations that call functions given to them."""
 
+_NO_PACKAGES: Final = frozenset({"", "__main__", "builtins", "keras"})
+
 _VALUES: Final = frozenset({"__bytes__", "__ellipsis__", "__keras_tensor__", "__numpy__", "__slice__", "__tensor__"})
 """What Keras stores as if it were a class, and is only a value."""
 
@@ -97,14 +99,25 @@ def check_config(config: object, file_name: str, *, advice: str = "") -> None:
     for node in _nodes(config):
         refusal = _refusal(node)
         if refusal is not None:
-            raise LoadError("; ".join(filter(None, (f"{file_name} {refusal}", advice, _REMEDY))))
+            raise LoadError("; ".join(filter(None, (f"{file_name} {refusal}", advice, _remedy(node), _TRUST))))
 
 
 _TRUST: Final = "if you trust who wrote it, start the service with --allow-unsafe-models"
-_REMEDY: Final = (
-    "if it is your own, put @keras.saving.register_keras_serializable() before it in the experiment's file and start "
-    f"with --experiment, with which the checkpoints that are there can be loaded, too; {_TRUST}"
+_EVEN_OLDER: Final = "start with --experiment, with which the checkpoints that are there can be loaded, too"
+_REGISTER: Final = (
+    f"if it is your own, put @keras.saving.register_keras_serializable() before it in the experiment's file and "
+    f"{_EVEN_OLDER}"
 )
+
+
+def _remedy(node: Mapping[str, Any]) -> str:
+    """Return how an object becomes accepted: its package registers it when it is imported, or its author has to."""
+    package = str(node.get("module") or "").partition(".")[0]
+    if ">" not in str(node.get("registered_name")) or package in _NO_PACKAGES or not package.isidentifier():
+        return _REGISTER
+    return (
+        f"if it is the package {package} that registers it, import {package} in the experiment's file and {_EVEN_OLDER}"
+    )
 
 
 def _nodes(config: object) -> Iterator[Mapping[str, Any]]:

@@ -148,6 +148,11 @@ class Compilation:
         Raises:
             NotEvaluableError: The model was not compiled, and no metric is named.
         """
+        if not metrics and self._config and not self._restorable:
+            raise NotEvaluableError(
+                f"{type(self._model).__name__} has a compile method of its own, so Keras restores neither loss nor "
+                "metrics; name the metrics, or give the class a compile_from_config method, too"
+            )
         if not metrics and not self._restorable:
             raise NotEvaluableError(
                 "the checkpoint holds no compile configuration, so there is no loss and no metric to score it with; "
