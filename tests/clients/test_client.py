@@ -226,6 +226,19 @@ def test_an_overloaded_server_says_when_to_try_again(client: Client, script: Scr
     assert failure.value.retry_after_seconds == 0.25
 
 
+def test_results_and_errors_survive_pickling(client: Client, script: Script) -> None:
+    result = client.predict({"image": ROWS})
+    script.failures.append(Failure(code=grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after_seconds=0.25))
+    with pytest.raises(clients.OverloadedError) as failure:
+        client.predict({"image": ROWS})
+
+    again, error = pickle.loads(pickle.dumps((result, failure.value)))  # noqa: S301 - the bytes are its own
+
+    np.testing.assert_array_equal(again.output, result.output)
+    assert (type(error), str(error), error.code) == (clients.OverloadedError, "told to fail", failure.value.code)
+    assert error.retry_after_seconds == 0.25
+
+
 def test_an_internal_error_carries_the_id_for_the_server_s_log(client: Client, script: Script) -> None:
     incident = "0123456789abcdef" * 2
     script.failures.append(Failure(code=grpc.StatusCode.INTERNAL, message=f"internal error {incident}; see the log"))
