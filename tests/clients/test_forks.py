@@ -10,7 +10,7 @@ from testkit.peer_server import STEP, Peer
 TIMEOUT_SECONDS = 60
 
 PROGRAM = """
-import os, sys
+import os, signal, sys
 import numpy as np
 from understudy.clients import Client
 
@@ -18,6 +18,7 @@ client = Client(sys.argv[1], timeout_seconds=20)
 step = client.predict(np.ones((1, 4), np.float32)).step
 child = os.fork()
 if child == 0:
+    signal.alarm(30)  # a child that hangs ends, too
     os._exit(0 if client.predict(np.ones((1, 4), np.float32)).step == step else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.predict(np.ones((1, 4), np.float32)).step)
 """
