@@ -208,7 +208,10 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, st
 
 
 class MetricsHandler:
-    """Returns the metrics.
+    """Returns the metrics. Belongs to the event loop's thread.
+
+    A scrape takes some milliseconds of a processor, so there is one at a time, and calls that arrive while it runs
+    share the next one.
 
     Args:
         registry: The registry of the metrics.
@@ -218,6 +221,8 @@ class MetricsHandler:
     def __init__(self, registry: CollectorRegistry, *, executor: Executor) -> None:
         self._registry = registry
         self._executor = executor
+        self._scraping = asyncio.Lock()
+        self._next: dict[str, asyncio.Task[tuple[bytes, str]]] = {}
 
     async def get_metrics(
         self, request: metrics_pb2.GetMetricsRequest, call: CallContext
@@ -229,5 +234,13 @@ class MetricsHandler:
 
     async def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Return the metrics and their content type; see `exposition`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, exposition, self._registry, accept)
+        _, content_type = choose_encoder(accept)
+        if content_type not in self._next:
+            self._next[content_type] = asyncio.create_task(self._scrape(content_type, accept))
+        return await asyncio.shield(self._next[content_type])
+
+    async def _scrape(self, content_type: str, accept: str) -> tuple[bytes, str]:
+        async with self._scraping:
+            del self._next[content_type]  # a call from now on gets what happens from now on
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, exposition, self._registry, accept)
