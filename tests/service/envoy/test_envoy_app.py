@@ -230,6 +230,14 @@ async def test_a_large_answer_comes_whole_or_not_at_all(knocking: Knocking) -> N
     assert "Sent message larger than max" in message
 
 
+async def test_a_method_with_a_long_name_is_unimplemented_in_few_words(knocking: Knocking) -> None:
+    """A client of gRPC takes metadata of 8 KiB at most, and would report that instead."""
+    code, message = status_of(await knocking.knock("/" + "a" * 30_000, framed(asking_for(7))))
+    assert code == "12"
+    assert message.startswith("there is no method /aaaa")
+    assert len(message) < 1000
+
+
 @pytest.mark.parametrize(
     ("method", "headers"), [("GET", {}), ("POST", {b"content-type": b"text/html"}), ("POST", {b"content-type": b""})]
 )

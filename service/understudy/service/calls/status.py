@@ -167,15 +167,15 @@ def failure_of(error: Exception) -> Failure:
     for kind in type(error).__mro__:
         if kind in STATUS_CODES:
             retry_after = error.retry_after_seconds if isinstance(error, evaluator_errors.OverloadedError) else None
-            return Failure(code=STATUS_CODES[kind], message=_sentence(error), retry_after_seconds=retry_after)
+            return Failure(code=STATUS_CODES[kind], message=sentence(str(error)), retry_after_seconds=retry_after)
     incident = uuid.uuid4().hex
     _log.error("a call failed on a defect", incident=incident, exc_info=error)
     return Failure(code=Code.INTERNAL, message=f"internal error {incident}; see the server's log under this id")
 
 
-def _sentence(error: Exception) -> str:
-    """Return an exception's text, shortened to the limit and without characters that cannot be encoded."""
-    text = str(error).encode(errors="backslashreplace").decode()
+def sentence(text: str) -> str:
+    """Return a text for the caller, shortened to the limit and without characters that cannot be encoded."""
+    text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 1]}…"
 
 

@@ -13,7 +13,7 @@ from understudy.service.calls.body_budget import BodyBudget, BodyReservation, St
 from understudy.service.calls.call_limits import DisconnectMonitor
 from understudy.service.calls.compression import MessageDecompressor
 from understudy.service.calls.served_call import ServedMethod, ServedMethods, accept_id, built
-from understudy.service.calls.status import CallEndedError, Code, Failure
+from understudy.service.calls.status import CallEndedError, Code, Failure, sentence
 from understudy.service.envoy.asgi_call import AsgiCall, CallerGoneError, Receive, Reply, Scope, Send, refuse_media_type
 from understudy.service.envoy.grpc_wire import PREFIX_BYTES, Message, Unframer, is_grpc, is_whole
 from understudy.service.readiness import ReadinessState
@@ -221,6 +221,6 @@ class GrpcAsgiApp:
         failure = Failure(code=Code.UNAVAILABLE, message=ReadinessState.DRAINING.value)
         if not self._draining:
             message = f"there is no method {scope['path']}; server reflection lists the methods"
-            failure = Failure(code=Code.UNIMPLEMENTED, message=message)
+            failure = Failure(code=Code.UNIMPLEMENTED, message=sentence(message))
         with suppress(CallerGoneError):
             await Reply(send, accept_id(None), self._max_bytes, is_callers=False).end(failure)
