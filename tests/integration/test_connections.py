@@ -23,7 +23,7 @@ from integration.conftest import Run
 
 from testkit.checkpoints import Chief, ones, write_dataset
 from testkit.front_ends import FRONT_ENDS, GRPCIO
-from testkit.hostile_connections import UnfinishedBodies, call_compressed, reset_rapidly
+from testkit.hostile_connections import UnfinishedBodies, call_compressed, push_unread, reset_rapidly
 from testkit.in_process import WAIT_SECONDS, until
 from testkit.served import Served, plain_model, publish, serving
 from testkit.values import WIDTH
@@ -52,6 +52,7 @@ IDLE_SECONDS = HANDSHAKE_SECONDS + 2
 """Longer than a silent connection may last, so that this is not what ends one."""
 
 PREDICT = "/understudy.v1.PredictionService/Predict"
+PREDICT_STREAM = "/understudy.v1.PredictionService/PredictStream"
 CHECK = "/grpc.health.v1.Health/Check"
 WATCH = "/understudy.v1.EvaluationService/WatchEvaluations"
 REQUEST = prediction_pb2.PredictRequest(inputs=encode_all({"x": np.ones((1, WIDTH), np.float32)})).SerializeToString()
@@ -328,6 +329,14 @@ def resident_peak(pid: int) -> int:
     """Return the most memory that a process has had resident so far, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def test_a_stream_whose_answers_are_not_taken_is_not_read_far_ahead(served: Served) -> None:
+    """Else a hundred of them on a connection would hold gigabytes before any limit of the service applies."""
+    inputs = encode_all({"x": np.ones((1000, WIDTH), np.float32)})
+    message = prediction_pb2.PredictStreamRequest(request=prediction_pb2.PredictRequest(inputs=inputs))
+    with served.connect() as connection:
+        assert push_unread(connection, PREDICT_STREAM, message.SerializeToString(), 32 * MIB) < 12 * MIB
 
 
 @pytest.mark.parametrize("served", FRONT_ENDS[1:], indirect=True)

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 import h2.config
 import h2.connection
 import h2.events
+import h2.settings
 import hpack
 
 SECONDS: Final = 30.0
@@ -123,6 +124,33 @@ def call_with_bodies(
             elif isinstance(event, h2.events.StreamReset) and open_calls.pop(event.stream_id, None) is not None:
                 statuses["reset"] += 1
     return statuses
+
+
+def push_unread(connection: socket.socket, path: str, message: bytes, most: int) -> int:
+    """Send one message again and again in a stream whose answers are never taken.
+
+    Ends when the server has admitted no more for a second, or ``most`` bytes were sent; returns how many were.
+    """
+    http = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+    http.initiate_connection()
+    http.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    stream = http.get_next_available_stream_id()
+    http.send_headers(stream, headers_of(path))
+    content = b"\0" + len(message).to_bytes(4, "big") + message
+    connection.settimeout(1.0)
+    sent = 0
+    while sent < most:
+        while (room := http.local_flow_control_window(stream)) and sent < most:
+            begin = sent % len(content)
+            piece = content[begin : begin + min(room, http.max_outbound_frame_size)]
+            http.send_data(stream, piece)
+            sent += len(piece)
+        connection.sendall(http.data_to_send())
+        try:
+            http.receive_data(connection.recv(65536))
+        except TimeoutError:
+            break
+    return sent
 
 
 def reset_rapidly(connection: socket.socket, path: str, count: int) -> int:

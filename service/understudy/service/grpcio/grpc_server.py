@@ -55,6 +55,9 @@ _T = TypeVar("_T")
 MIN_PING_SECONDS = 10
 """How often a client may ping an idle connection. gRPC's default of 300 s would disconnect watches that do."""
 
+STREAM_WINDOW_BYTES = 1 << 18
+"""How much of a stream gRPC's core reads ahead, beside the message that is being read, for which it makes room."""
+
 SERVERS = 8
 """How many servers share the port and the event loop. Each server takes one call per loop iteration from gRPC's core;
 with several, calls of several connections arrive in one iteration, and so do their responses."""
@@ -102,6 +105,8 @@ class GrpcServer:
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.per_message_decompression", 0),  # gRPC's core would decompress all messages that wait at once
+            ("grpc.http2.bdp_probe", 0),  # it widens the window of streams that nobody reads to many mebibytes
+            ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
             ("grpc.so_reuseport", 1),  # for the servers of this process; `reserve` keeps other processes out
             ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_SECONDS * 1000),
             ("grpc.keepalive_permit_without_calls", 1),
