@@ -105,8 +105,8 @@ def silent_connections(served: Served) -> Iterator[str]:
 
 
 def large_evaluations(served: Served) -> Iterator[str]:
-    """Begin evaluations that send large batches at once, as many bytes as every front end holds."""
-    yield from _evaluate_at_once(served, streams=12, size=8 * _MEBIBYTE)
+    """Begin evaluations that send large batches at once, two thirds of the bytes that every front end holds."""
+    yield from _evaluate_at_once(served, streams=8, size=8 * _MEBIBYTE)
 
 
 def flood_of_evaluations(served: Served) -> Iterator[str]:
