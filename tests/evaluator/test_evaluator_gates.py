@@ -171,7 +171,7 @@ def test_while_the_gate_refuses_all_checkpoints_errors_say_so_and_a_named_step_i
         for ask in (evaluator.open_stream, evaluator.metadata, lambda: evaluator.score_dataset("test")):
             assert re.fullmatch(
                 r"no checkpoint is serving yet; the gate refused step 3: test/mae is .*; at most 0.1 is required. Name "
-                r"the step to use it all the same \(--version 3\), or have it served \(promote --pin 3\)",
+                r"the step to use it all the same, 3, or have it served \(promote --pin 3\)",
                 why_not(ask),
             )
         evaluator.open_stream(version=3).result(WAIT_SECONDS).close()
