@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -205,6 +208,43 @@ async def test_many_small_chunks_of_a_body_hold_the_loop_only_briefly() -> None:
     assert longest < 0.1
     writer.close()
     await server.stop()
+
+
+def test_other_threads_have_their_turns_while_bodies_in_small_chunks_are_parsed() -> None:
+    ended, turns = threading.Event(), itertools.count()
+
+    def take_turns() -> None:
+        while not ended.wait(0.001):
+            next(turns)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await Request(scope, receive).body()
+        await PlainTextResponse("content")(scope, receive, send)
+
+    async def send_bodies() -> int:
+        listener = http_server.bind("127.0.0.1", 0)
+        server = http_server.HttpServer(app, listener, max_connections=MAX_CONNECTIONS)
+        await server.start()
+        connections = [await asyncio.open_connection(*listener.getsockname()) for _ in range(2)]
+        before = next(turns)
+        for _, writer in connections:
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n")
+            writer.write(b"5\r\nxxxxx\r\n" * 40_000 + b"0\r\n\r\n")
+        for reader, writer in connections:
+            assert (await asyncio.wait_for(reader.read(), SECONDS)).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+        taken = next(turns) - before
+        await server.stop()
+        return taken
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    try:
+        taken = uvloop.run(send_bodies())
+    finally:
+        ended.set()
+        other.join()
+    assert taken >= 60  # there are hundreds of parts; the other thread waited for a tenth of a second at a time
 
 
 async def test_a_body_that_is_mostly_the_lengths_of_its_chunks_is_refused() -> None:

@@ -119,6 +119,9 @@ def _newest_context(certificates: ServerCertificates) -> ssl.SSLContext:
 _PART_BYTES: Final = 1024
 _PART_SECONDS: Final = 0.001
 """Of a body in chunks so many bytes are parsed at a time at first, and more as long as that takes less than this."""
+_PAUSE_SECONDS: Final = 2 * _PART_SECONDS
+"""How long the loop waits between two parts. Without a wait it takes Python's lock back before another thread wakes up,
+for as long as there are parts."""
 
 _MAX_OVERHEAD_BYTES: Final = 16_384
 """How much longer a body in chunks may be than twice its data: Go's HTTP server has the same limit. So a caller has the
@@ -217,7 +220,7 @@ class HttpConnection(H11Protocol):
             self.transport.pause_reading()
             self.parsing.append(self)
             if len(self.parsing) == 1:
-                self.loop.call_soon(self._parse_next)
+                self.loop.call_later(_PAUSE_SECONDS, self._parse_next)
         elif not self.flow.read_paused:
             self.transport.resume_reading()
 
@@ -225,7 +228,7 @@ class HttpConnection(H11Protocol):
         """Parse a part of the connection that has waited longest."""
         first = self.parsing.popleft()
         if self.parsing:
-            self.loop.call_soon(self._parse_next)
+            self.loop.call_later(_PAUSE_SECONDS, self._parse_next)
         first._parse_part()  # noqa: SLF001 - another connection
 
     def _parse(self, data: bytes) -> None:

@@ -27,7 +27,7 @@ def large(step: int) -> Any:
 
 
 class Gate:
-    """Answers requests when it is told to."""
+    """Answers requests when the test allows it."""
 
     def __init__(self) -> None:
         self.arrived: asyncio.Queue[int] = asyncio.Queue()

@@ -105,7 +105,7 @@ class GrpcServer:
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.per_message_decompression", 0),  # gRPC's core would decompress all messages that wait at once
-            ("grpc.http2.bdp_probe", 0),  # it widens the window of streams that nobody reads to many mebibytes
+            ("grpc.http2.bdp_probe", 0),  # it widens the window of unread streams to many mebibytes
             ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
             ("grpc.so_reuseport", 1),  # for the servers of this process; `reserve` keeps other processes out
             ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_SECONDS * 1000),
