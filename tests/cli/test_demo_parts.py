@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
+import grpc
 import numpy as np
 import pytest
 
 from understudy.cli.demo.cluster import free_ports
 from understudy.cli.demo.final_checks import side_by_side
 from understudy.cli.demo.progress_printer import ProgressPrinter
-from understudy.cli.demo.service import DemoService
+from understudy.cli.demo.service import DemoService, EvaluationWatch
 from understudy.cli.processes import ChildProcess, ProcessGroup
 
 
@@ -106,3 +108,15 @@ def test_a_released_process_lives_on(log: Path) -> None:
     os.kill(process.pid, 0)
     process.stop()
     assert process.ended
+
+
+def test_the_error_that_ends_the_stream_of_evaluations_ends_the_wait_for_one() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        server = grpc.server(threads)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        watch = EvaluationWatch(f"127.0.0.1:{port}", ProgressPrinter())
+        assert not watch.wait_for(step=1, datasets={"test"}, timeout_seconds=60)
+        watch.close()
+        server.stop(None).wait()
+    assert "the server has no such call" in str(watch.error)

@@ -15,6 +15,7 @@ import pytest
 
 from testkit.ports import BEHIND_A_PROXY
 from testkit.preloading import preloaded
+from understudy.checkpoints import RunDir
 from understudy.clients import Client
 
 _SECONDS = 240
@@ -66,6 +67,9 @@ def test_the_demo_trains_scores_swaps_and_leaves_the_service_if_asked(
     kept.append(service)
 
     assert "10 checkpoints were scored while predictions flowed" in story
+    (folder,) = re.findall(r"files are in (\S+)", story)
+    kept_steps = RunDir(Path(folder) / "run").committed_steps()
+    assert kept_steps == list(range(50, 501, 50)), "an evaluator that is slower than the training finds them all"
     assert "0 failed" in story
     assert len(re.findall(_UNDECIDED, story)) == 1
     (slices,) = re.findall(_SLICES, story)

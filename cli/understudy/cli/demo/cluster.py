@@ -84,7 +84,8 @@ def _start_task(
     on_line: Callable[[str], None] | None = None,
 ) -> ChildProcess:
     command = ["-m", "understudy.cli", "run", "digits", "--run-dir", str(folder / _RUN)]
-    command += ["--steps", str(STEPS), "--checkpoint-every", str(CHECKPOINT_EVERY), *extra]
+    command += ["--steps", str(STEPS), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+    command += ["--keep-checkpoints", str(STEPS // CHECKPOINT_EVERY), *extra]
     return ChildProcess(
         f"{role} {index}",
         command,

@@ -105,8 +105,14 @@ class ServedTraining:
 
     def require_scored(self, *, step: int, datasets: set[str]) -> None:
         """Wait until a step is scored on all datasets; raise click.ClickException if it is not."""
-        if not self._watch.wait_for(step=step, datasets=datasets, timeout_seconds=_EVALUATION_SECONDS):
-            raise self._service.process.failure(f"had not scored step {step} after {_EVALUATION_SECONDS:.0f} s")
+        is_scored = self._watch.wait_for(step=step, datasets=datasets, timeout_seconds=_EVALUATION_SECONDS)
+        if is_scored:
+            return
+        if self._watch.error is not None:
+            raise self._service.process.failure(
+                f"ended the stream of evaluations before step {step}: {self._watch.error}"
+            )
+        raise self._service.process.failure(f"had not scored step {step} after {_EVALUATION_SECONDS:.0f} s")
 
     def require_unbroken(self) -> None:
         """Raise click.ClickException if a prediction failed or too few checkpoints were scored and swapped in."""
@@ -192,24 +198,29 @@ class EvaluationWatch:
     Args:
         target: The service, ``host:port``.
         printer: Receives each of them.
+
+    Attributes:
+        error: What ended the stream, if it was not closed.
     """
 
     def __init__(self, target: str, printer: ProgressPrinter) -> None:
+        self.error: UnderstudyError | None = None
         self._client = Client(target)
         self._printer = printer
         self._changed = threading.Condition()
         self._seen: list[Evaluation] = []
-        self._ended: UnderstudyError | None = None
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
     def wait_for(self, *, step: int, datasets: set[str], timeout_seconds: float) -> bool:
-        """Wait until a step is recorded for all datasets; return whether it is."""
+        """Wait until a step is recorded for all datasets or an error ends the stream; return whether it is recorded."""
+
+        def is_recorded() -> bool:
+            return {seen.dataset for seen in self._seen if seen.step == step} >= datasets
+
         with self._changed:
-            return self._changed.wait_for(
-                lambda: {seen.dataset for seen in self._seen if seen.step == step} >= datasets,
-                timeout_seconds,
-            )
+            self._changed.wait_for(lambda: is_recorded() or self.error is not None, timeout_seconds)
+            return is_recorded()
 
     @property
     def scored_steps(self) -> list[int]:
@@ -227,7 +238,9 @@ class EvaluationWatch:
             for evaluation in self._client.watch_evaluations():
                 self._take(evaluation)
         except UnderstudyError as error:
-            self._ended = error
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
 
     def _take(self, evaluation: Evaluation) -> None:
         with self._changed:
