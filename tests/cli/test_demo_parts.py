@@ -110,13 +110,16 @@ def test_a_released_process_lives_on(log: Path) -> None:
     assert process.ended
 
 
+@pytest.mark.timeout(30)
 def test_the_error_that_ends_the_stream_of_evaluations_ends_the_wait_for_one() -> None:
     with ThreadPoolExecutor(1) as threads:
         server = grpc.server(threads)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         watch = EvaluationWatch(f"127.0.0.1:{port}", ProgressPrinter())
-        assert not watch.wait_for(step=1, datasets={"test"}, timeout_seconds=60)
+        assert not watch.wait_for(step=1, datasets={"test"}, timeout_seconds=3600), (
+            "it ends before the test's own timeout"
+        )
         watch.close()
         server.stop(None).wait()
     assert "the server has no such call" in str(watch.error)
