@@ -140,6 +140,12 @@ def test_a_program_runs_again_with_its_arguments_its_environment_and_its_exit_st
     assert not (tmp_path / "own").exists()
 
 
+def test_what_a_program_has_registered_for_its_end_runs_and_cannot_change_its_exit_status(tmp_path: Path) -> None:
+    source = "import atexit, sys; atexit.register(print, 'saved'); atexit.register(sys.exit, 3); sys.exit(7)"
+    ended = run_again(tmp_path / "script.py", source=source)
+    assert (ended.returncode, ended.stdout) == (7, "saved\n"), ended.stderr
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [("raise OSError('broken')", "OSError: broken"), ("import sys; sys.exit('cannot')", "cannot")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import contextlib
 import json
@@ -96,8 +97,13 @@ class ReexecState:
         return Path(self.folder, _ADMIN_SOCKET)
 
     def run_and_exit(self) -> None:
-        """Run the program and end the process with its exit status, regardless of other threads. Does not return."""
+        """Run the program and end the process with its exit status, regardless of other threads. Does not return.
+
+        What the program registered with `atexit` runs first, such as the end of an experiment tracker in a user's code.
+        """
         status = self._run()
+        with contextlib.suppress(SystemExit):
+            atexit._run_exitfuncs()  # noqa: SLF001 - no public function runs them, and `os._exit` does not
         sys.stdout.flush()
         sys.stderr.flush()
         self.clean_up()
