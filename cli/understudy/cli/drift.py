@@ -52,7 +52,8 @@ _MOVED, _DRIFTED = 0.1, 0.25
     default=32,
     show_default=True,
     metavar="N",
-    help="The most features. A tensor with more values an example than are left is one feature.",
+    help="The most features of inputs and targets, and the most of outputs. A tensor with more values an example than "
+    "are left is one feature.",
 )
 @json_option("Print one JSON object with the indices and distributions of all features.")
 @settings_options(settings=ConnectionSettings)

@@ -101,6 +101,16 @@ def test_features_are_bounded_and_large_tensors_are_one_feature() -> None:
     assert report.pooled == {}  # places of an image are no columns
 
 
+def test_many_inputs_leave_the_outputs_their_features() -> None:
+    sketches = DriftSketches(max_features=3)
+    sketches.add("input", {"a": np.zeros((5, 3)), "b": np.zeros(5)})
+    sketches.add_scores({"digit": np.eye(2)}, {})
+    report = sketches.compare(sketches)
+    found = sorted((each.kind, each.name) for each in report.features if each.kind != "input")
+    assert found == [("class", "digit"), ("score", "digit[0]"), ("score", "digit[1]")]
+    assert report.left_out == ("b",)
+
+
 def test_columns_that_are_one_feature_together_are_named_with_their_number() -> None:
     sketches = DriftSketches(max_features=4)
     sketches.add("input", {"a": np.zeros((5, 2)), "b": np.zeros((5, 3))})

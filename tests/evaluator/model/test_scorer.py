@@ -208,6 +208,10 @@ def test_a_stream_without_a_batch_is_refused(classifier: Slot) -> None:
         ({"sample_weights": {"sample_weights": np.ones(4)}}, "sample weight 'sample_weights' has 4 examples"),
         ({"sample_weights": {"sample_weights": np.array(["a"] * 3)}}, "numbers were expected"),
         ({"inputs": {"inputs": np.zeros((3, 5, 6, 1), np.float32)}}, "input 'inputs' has shape"),
+        (
+            {"inputs": {"inputs": np.zeros((3, 6, 6, 1), np.float32), "age": np.zeros(3)}},
+            "got the inputs 'inputs', 'age'; expected 'inputs'.*; 'age' is a feature of the batch if slices need it",
+        ),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused(classifier: Slot, changes: dict[str, Any], message: str) -> None:

@@ -29,6 +29,7 @@ from understudy.evaluator.types import Array, Arrays, OutputTask
 
 Kind = Literal["input", "target", "score", "class"]
 """An input of the model, a target, an output, or what an output decides: a class, or which labels hold."""
+_OF_OUTPUTS: Final[frozenset[Kind]] = frozenset({"score", "class"})
 
 LONE_INPUT: Final = "x"
 """The name of the only input of a model in data that has no other name for it."""
@@ -274,7 +275,7 @@ class DriftSketches:
     that they have.
 
     Attributes:
-        max_features: The most features.
+        max_features: The most features of inputs and targets, and the most of outputs.
         left_out: The tensors for which no feature was left, of the reference.
         pooled: The number of columns of those whose columns are one feature together.
     """
@@ -354,7 +355,7 @@ class DriftSketches:
 
     def _lay_out(self, kind: Kind, name: str, array: Array) -> list[_Feature]:
         places = math.prod(array.shape[1:])
-        left = self.max_features - len(self._sketches)
+        left = self.max_features - sum((each.kind in _OF_OUTPUTS) == (kind in _OF_OUTPUTS) for each in self._sketches)
         if left <= 0:
             self.left_out.append(name)
             return []

@@ -61,6 +61,7 @@ def check_batch(batch: Batch, inputs: Sequence[TensorSpec], outputs: Sequence[Te
         InvalidInputError: The inputs do not fit, or a target or weight has a name that no output has, or another
             number of examples than the inputs.
     """
+    _check_names(batch.inputs, inputs, _feature_note(batch.inputs, inputs))
     examples = check_inputs(batch.inputs, inputs)
     names = [spec.name for spec in outputs]
     note = _positional_note("output", outputs)
@@ -116,11 +117,20 @@ def _positional_note(kind: str, specs: Sequence[TensorSpec]) -> str:
     return f". Keras generated the names of {_list(made_up)}, which are positions in the model's order"
 
 
-def _check_names(arrays: Mapping[str, Any], specs: Sequence[TensorSpec]) -> None:
+def _feature_note(arrays: Mapping[str, Any], specs: Sequence[TensorSpec]) -> str:
+    """Return a note for errors about the names of a batch to score: which arrays are not those of inputs."""
+    others = sorted(arrays.keys() - {spec.name for spec in specs})
+    if len(arrays) - len(others) < len(specs):
+        return ""
+    are, them = ("is a feature", "it") if len(others) == 1 else ("are features", "them")
+    return f"; {_list(others)} {are} of the batch if slices need {them}"
+
+
+def _check_names(arrays: Mapping[str, Any], specs: Sequence[TensorSpec], note: str = "") -> None:
     expected = [spec.name for spec in specs]
     if arrays.keys() != set(expected):
         raise InvalidInputError(
-            f"got the inputs {_list(arrays)}; expected {_list(expected)}{_positional_note('input', specs)}"
+            f"got the inputs {_list(arrays)}; expected {_list(expected)}{_positional_note('input', specs)}{note}"
         )
 
 
