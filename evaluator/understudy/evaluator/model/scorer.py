@@ -182,7 +182,10 @@ class Scorer:
         labels = self._labels(batch)
         structure = self._structure(labels)
         if state.structure not in {(), structure}:
-            raise InvalidInputError("the batches of one stream must have targets and sample weights of the same kind")
+            raise InvalidInputError(
+                "the batches of one stream must have targets and sample weights of the same kind; "
+                f"the first had {_kind(state.structure)}, this one has {_kind(structure)}"
+            )
         program = state.program or self._programs.get(structure) or self.prepare(batch)
         check_values("input", batch.inputs, self._input_ranges)
         text = [name for name, array in labels.targets.items() if array.dtype.kind in _TEXT]
@@ -332,6 +335,19 @@ class Scorer:
 
 def _ordered(specs: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(sorted((name, spec.dtype.name, tuple(spec.shape)) for name, spec in specs.items()))
+
+
+def _kind(structure: Structure) -> str:
+    """Describe the targets and sample weights of a batch."""
+    return " and ".join(
+        f"{what} {', '.join(_form(*form) for form in forms) or 'none'}"
+        for what, forms in zip(("targets", "sample weights"), structure, strict=True)
+    )
+
+
+def _form(name: str, dtype: str, shape: tuple[int | None, ...]) -> str:
+    lengths = ("any" if length is None else str(length) for length in shape[1:])
+    return f"{name}: {dtype}[{', '.join(('examples', *lengths))}]"
 
 
 @dataclass(frozen=True, kw_only=True)
