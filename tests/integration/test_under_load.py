@@ -28,7 +28,7 @@ from understudy.evaluator.evaluator_errors import DeviceError
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc
 from understudy.wire import encode
 
-PREDICTIONS = 10_000
+PREDICTIONS = 3_000
 SWAPS = 20
 FIRST_STEP = 5
 IN_FLIGHT = 32
@@ -101,7 +101,7 @@ async def test_before_the_first_checkpoint_the_service_is_unavailable(
     await stub_channel.close(None)
 
 
-async def test_ten_thousand_predictions_during_twenty_swaps_fail_never_and_tear_never(
+async def test_thousands_of_predictions_during_twenty_swaps_fail_never_and_tear_never(
     unserved: tuple[RunningService, Chief],
 ) -> None:
     service, chief = unserved
