@@ -110,7 +110,10 @@ By default ``--dist loadfile`` begins with the files that have most tests; ``mak
 """
 
 SHARED_SERVERS = dict.fromkeys(
-    (f"protocols/test_{name}.py" for name in ("examples", "fuzz", "plain_codecs", "services", "tf_serving", "triton")),
+    (
+        f"protocols/test_{name}.py"
+        for name in ("examples", "fuzz", "plain_codecs", "services", "tf_serving", "tf_serving_rest", "triton")
+    ),
     "protocols",
 )
 """Test files that use the same servers all session long: one process of xdist runs them all, and starts these once."""

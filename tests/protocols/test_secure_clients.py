@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -148,6 +149,13 @@ def test_curl_and_httpx_over_rest(site: Site) -> None:
     url, headers = f"https://{site.http}/v2/models/model/infer", {"authorization": f"Bearer {site.token}"}
     asked = httpx.post(url, json=BODY, headers=headers, verify=site.context()).raise_for_status()
     assert asked.json()["outputs"][0]["data"] == [STEP] * 8
+    values: dict[str, Any] = {
+        "url": f"https://{site.http}/v1/models/model:predict",
+        "json": {"instances": [[1, 1, 1, 1]]},
+    }
+    with httpx.Client(verify=site.context()) as client:
+        assert client.post(**values, headers=headers).json() == {"predictions": [[STEP] * 8]}
+        assert client.post(**values).status_code == 401
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not on PATH")

@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2
 
 from soak.fuzz_messages import WORDS, fuzzed
-from soak.hostile import hostile_body, hostile_requests
+from soak.hostile import hostile_body, hostile_requests, hostile_values
 from understudy.oip import inference_pb2
 from understudy.service.handlers import inference_handler as oip
 from understudy.service.handlers import tfserving_handler as tf_plane
@@ -120,7 +120,7 @@ class RestEndpoint:
     def knock(self, chance: random.Random) -> Answer:
         """See `Endpoint`."""
         path = self._path(chance)
-        natural = "POST" if path.endswith(("infer", "index", "load")) else "GET"
+        natural = "POST" if path.endswith(("infer", "index", "load", ":predict", ":regress")) else "GET"
         method = natural if chance.random() < 0.95 else chance.choice(("POST", "GET", "PUT"))
         content, headers = self._body(chance) if method == "POST" else (b"", {})
         try:
@@ -136,12 +136,11 @@ class RestEndpoint:
         version = f"/versions/{chance.choice(WORDS)}" if chance.random() < 0.3 else ""
         end = chance.choice(("/infer", "/infer", "/infer", "/infer", "", "/ready", "/config", "/stats", "/load"))
         whole = chance.choice(("/v2", "/v2/health/ready", "/v2/repository/index", "/v2/logging", "/metrics", "/readyz"))
-        path = f"/v2/models/{model}{version}{end}" if chance.random() < 0.85 else whole
-        return "".join(character if character.isalnum() or character in "/-_" else "%25" for character in path)
+        return _quoted(f"/v2/models/{model}{version}{end}" if chance.random() < 0.85 else whole)
 
     def _body(self, chance: random.Random) -> tuple[bytes, dict[str, str]]:
         if chance.random() < HOSTILE_SHARE:
-            return hostile_body(self._inputs, chance)
+            return self._hostile_body(chance)
         request, binary = self._right(chance)
         for _ in range(chance.choice((0, 0, 1, 1, 2))):
             _change_a_value(request, chance)
@@ -158,6 +157,9 @@ class RestEndpoint:
             headers["content-encoding"] = chance.choice(("deflate", "gzip", "br"))
         return content, headers
 
+    def _hostile_body(self, chance: random.Random) -> tuple[bytes, dict[str, str]]:
+        return hostile_body(self._inputs, chance)
+
     def _right(self, chance: random.Random) -> tuple[dict[str, Any], bytes]:
         binary = b""
         inputs = []
@@ -168,9 +170,42 @@ class RestEndpoint:
                 tensor["parameters"] = {"binary_data_size": len(raw)}
                 binary += raw
             else:
-                tensor["data"] = array.astype(float).tolist() if array.dtype.kind not in "biu" else array.tolist()
+                tensor["data"] = _numbers(array)
             inputs.append(tensor)
         return {"id": "1", "inputs": inputs, "parameters": {"binary_data_output": chance.random() < 0.5}}, binary
+
+
+class TfServingRestEndpoint(RestEndpoint):
+    """TensorFlow Serving's REST API."""
+
+    name = "REST/v1"
+    weight = 20
+
+    def _path(self, chance: random.Random) -> str:
+        model = self._model if chance.random() < 0.8 else chance.choice(WORDS)
+        version = f"/{chance.choice(('versions', 'labels'))}/{chance.choice(WORDS)}" if chance.random() < 0.3 else ""
+        end = chance.choice((":predict", ":predict", ":predict", ":predict", "", "/metadata", ":regress"))
+        return _quoted(f"/v1/models/{model}{version}{end}")
+
+    def _hostile_body(self, chance: random.Random) -> tuple[bytes, dict[str, str]]:
+        return hostile_values(self._inputs, chance)
+
+    def _right(self, chance: random.Random) -> tuple[dict[str, Any], bytes]:
+        columns = {
+            name: [{"b64": ""}] * len(array) if array.dtype.kind == "O" else _numbers(array)
+            for name, array in self._inputs.items()
+        }
+        if chance.random() < 0.5:
+            return {"inputs": columns}, b""
+        return {"instances": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]}, b""
+
+
+def _quoted(path: str) -> str:
+    return "".join(character if character.isalnum() or character in "/-_:" else "%25" for character in path)
+
+
+def _numbers(array: Any) -> Any:
+    return array.astype(float).tolist() if array.dtype.kind not in "biu" else array.tolist()
 
 
 def endpoints_of(channel: grpc.Channel, http: httpx.Client, model: str, inputs: Arrays) -> Iterator[Endpoint]:
@@ -187,6 +222,7 @@ def endpoints_of(channel: grpc.Channel, http: httpx.Client, model: str, inputs: 
         for method in service.methods:
             yield RpcDoor(channel, service, method, right)
     yield RestEndpoint(http, model, inputs)
+    yield TfServingRestEndpoint(http, model, inputs)
 
 
 def right_requests(model: str, inputs: Arrays) -> Iterator[Message]:

@@ -64,10 +64,24 @@ def hostile_body(inputs: Mapping[str, Any], chance: random.Random) -> tuple[byte
     count = chance.choice((100, 30_000, 200_000))
     shape = json.dumps(chance.choice(([1, 1], [count], [_HUGE, 0], [2, count // 2])))
     tensor = f'{{"name": "{name}", "datatype": "{datatype}", "shape": {shape}, "data": [{data * count}0]}}'
-    body = f'{{"inputs": [{tensor}]}}'.encode()
+    return _perhaps_compressed(f'{{"inputs": [{tensor}]}}', chance)
+
+
+def hostile_values(inputs: Mapping[str, Any], chance: random.Random) -> tuple[bytes, dict[str, str]]:
+    """Return the body of a request to TensorFlow Serving's REST API, and its headers."""
+    name, count = chance.choice(list(inputs)), chance.choice((100, 30_000, 200_000))
+    value, end = chance.choice(
+        (("0,", "0"), ('"",', '""'), ("[],", "[]"), ("{},", "{}"), ('{"b64": ""},', "0"), ("[", ""))
+    )
+    values = f"[{value * count}{end}]"
+    body = chance.choice((f'{{"instances": {values}}}', f'{{"inputs": {{"{name}": {values}}}}}'))
+    return _perhaps_compressed(body, chance)
+
+
+def _perhaps_compressed(body: str, chance: random.Random) -> tuple[bytes, dict[str, str]]:
     if chance.random() < 0.5:
-        return gzip.compress(body, 1), {"content-encoding": "gzip"}
-    return body, {}
+        return gzip.compress(body.encode(), 1), {"content-encoding": "gzip"}
+    return body.encode(), {}
 
 
 def _filled(model: str, names: Any) -> predict_pb2.PredictRequest:

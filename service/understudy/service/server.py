@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from starlette.routing import Route
 
 from understudy.evaluator.evaluation.training_end import (
     TRAINED_ANEW,
@@ -48,6 +49,7 @@ from understudy.service.page.page_app import PageApp
 from understudy.service.ports import Announce, Ports
 from understudy.service.readiness import DeviceWatch, Notifier, Readiness
 from understudy.service.rest.rest_app import RestApp
+from understudy.service.rest.rest_routes import RestRoutes
 from understudy.service.served_model import ServedModel
 from understudy.service.services import RequestHandlers, all_services, standby_services
 from understudy.service.settings import ServeSettings
@@ -212,7 +214,7 @@ class Service:
             services = all_services(handlers, self._readiness, template_codecs())
             methods = served_methods(services, self._registry, guard, None if tracing is None else tracing.calls)
             routes = [
-                *self._rest(handlers, methods).routes(),
+                *self._rest(handlers, methods),
                 *self._page(model, history, handlers.fleet, guard, methods).routes(),
             ]
             await ports.serve(stack, methods, routes)
@@ -319,16 +321,19 @@ class Service:
             stack.callback(watching.cancel)
         return history
 
-    def _rest(self, handlers: RequestHandlers, methods: ServedMethods) -> RestApp:
-        return RestApp(
-            handlers.inference,
-            handlers.metrics,
+    def _rest(self, handlers: RequestHandlers, methods: ServedMethods) -> list[Route]:
+        from understudy.service.rest.tfserving_app import TfServingRestApp  # imports TensorFlow
+
+        routes = RestRoutes(
             methods,
-            readiness=self._readiness,
             max_body_bytes=self._settings.max_rest_bytes,
             bodies=BodyBudget(self._settings.max_body_bytes),
             executor=self._builder,
         )
+        return [
+            *RestApp(handlers.inference, handlers.metrics, routes, readiness=self._readiness).routes(),
+            *TfServingRestApp(handlers.tf_serving, routes, readiness=self._readiness).routes(),
+        ]
 
     def _page(
         self, model: ServedModel, history: History, fleet: FleetHandler, guard: Guard | None, methods: ServedMethods

@@ -31,6 +31,7 @@ from understudy.service.readiness import Readiness
 from understudy.service.rest import json_values as elements
 from understudy.service.rest.json_values import MAX_BYTES_AT_ONCE, let_go, read_json
 from understudy.service.rest.rest_app import RestApp
+from understudy.service.rest.rest_routes import RestRoutes
 from understudy.service.services import inference_service, metrics_service, plain_codecs
 from understudy.wire import WireError
 
@@ -58,15 +59,8 @@ async def serving(
     registry = new_registry()
     metrics = MetricsHandler(registry, executor=executor)
     methods = served_methods([inference_service(handler, plain_codecs()), metrics_service(metrics)], registry)
-    rest_app = RestApp(
-        handler,
-        metrics,
-        methods,
-        readiness=readiness,
-        max_body_bytes=max_bytes,
-        bodies=BodyBudget(2 * max_bytes),
-        executor=executor,
-    )
+    routes = RestRoutes(methods, max_body_bytes=max_bytes, bodies=BodyBudget(2 * max_bytes), executor=executor)
+    rest_app = RestApp(handler, metrics, routes, readiness=readiness)
     app = Starlette(routes=rest_app.routes())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         yield client

@@ -29,6 +29,7 @@ from understudy.service.http_server import HttpServer, bind
 from understudy.service.readiness import Readiness
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.rest.rest_call import DEFAULT_TIMEOUT_SECONDS
+from understudy.service.rest.rest_routes import RestRoutes
 from understudy.service.services import inference_service, metrics_service, plain_codecs
 
 SECONDS = 10
@@ -68,15 +69,8 @@ async def server(executor: ThreadPoolExecutor) -> AsyncIterator[RestServer]:
     handler = inference_handler(evaluator, readiness, executor)
     metrics = MetricsHandler(registry, executor=executor)
     methods = served_methods([inference_service(handler, plain_codecs()), metrics_service(metrics)], registry)
-    rest_app = RestApp(
-        handler,
-        metrics,
-        methods,
-        readiness=readiness,
-        max_body_bytes=1000,
-        bodies=BodyBudget(2 * 1000),
-        executor=executor,
-    )
+    routes = RestRoutes(methods, max_body_bytes=1000, bodies=BodyBudget(2 * 1000), executor=executor)
+    rest_app = RestApp(handler, metrics, routes, readiness=readiness)
     app = build_app(readiness=readiness, routes=rest_app.routes())
     listener = bind("127.0.0.1", 0)
     http_server = HttpServer(app, listener, max_connections=20)

@@ -20,7 +20,7 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, model_pb2, predict_pb2
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, VersionNotFoundError, available_steps
-from understudy.evaluator.types import Array, ArrayForm, Prediction, TensorSpec, Version, VersionStatus
+from understudy.evaluator.types import Array, ArrayForm, Arrays, Prediction, TensorSpec, Version, VersionStatus
 from understudy.service.calls.methods import CallContext, Encoded, ZeroCopyCodec
 from understudy.service.calls.parsing import ZeroCopyMessage, joined, nested
 from understudy.service.calls.status import Code
@@ -130,6 +130,27 @@ class TfServingHandler:
         outputs = wanted_outputs(prediction, names)
         spec = self._spec(prediction.step, signature_name=SIGNATURE_NAME)
         return PredictedOutputs(spec, prediction._replace(outputs=outputs))
+
+    def inputs(self, spec: model_pb2.ModelSpec) -> Sequence[TensorSpec]:
+        """Return the inputs of a version.
+
+        Raises:
+            UnknownModelError: The model has another name.
+            VersionNotFoundError: The version does not exist or is not loaded.
+            NotReadyError: Nothing is serving yet.
+        """
+        return self._model.evaluator.metadata(self._version_of(spec)).signature.inputs
+
+    def check_forms(self, spec: model_pb2.ModelSpec, forms: Mapping[str, ArrayForm]) -> None:
+        """Raise InvalidInputError if inputs, before they are built, do not fit a version. Thread-safe."""
+        self._model.evaluator.check_forms(forms, version=self._version_of(spec))
+
+    def predict_arrays(
+        self, inputs: Arrays, spec: model_pb2.ModelSpec, call: CallContext
+    ) -> asyncio.Future[Prediction]:
+        """Start a prediction of arrays ``[examples, ...]``; cancelling the future cancels it."""
+        _check_signature(spec)
+        return self._predictor.begin(inputs, call, version=self._version_of(spec), deadline=call.deadline)
 
     async def _inputs_of(self, parsed: ZeroCopyMessage, version: Version) -> dict[str, Array]:
         """Check that the inputs fit the model, then decode them, on another thread if they are large."""

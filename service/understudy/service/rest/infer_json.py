@@ -30,7 +30,7 @@ from understudy.service.rest.json_values import (
     let_go,
     optional_text,
     parameters,
-    read_json,
+    parse_json,
     text,
 )
 from understudy.service.served_model import wanted_outputs
@@ -121,18 +121,6 @@ def _parsed(
         binary={name: bool(chosen[_BINARY]) for name, chosen in outputs.items() if _BINARY in chosen},
         binary_by_default=bool(settings.get(_ALL_BINARY, False)),
     )
-
-
-def parse_json(content: bytes) -> Mapping[str, Any]:
-    """Parse bytes as a JSON object; return an empty one for no bytes.
-
-    Raises:
-        InvalidInputError: They are not a JSON object.
-    """
-    value = read_json(content or b"{}")
-    if not isinstance(value, dict):
-        raise InvalidInputError("the body is JSON, but not an object; an object was expected")
-    return value
 
 
 def render(request: RestInference, prediction: Prediction) -> tuple[bytes, int | None]:

@@ -92,6 +92,18 @@ def read_json(content: bytes) -> Any:
         raise InvalidInputError(f"the body is not JSON: {error}") from None
 
 
+def parse_json(content: bytes) -> Mapping[str, Any]:
+    """Parse bytes as a JSON object; return an empty one for no bytes.
+
+    Raises:
+        InvalidInputError: They are not a JSON object.
+    """
+    value = read_json(content or b"{}")
+    if not isinstance(value, dict):
+        raise InvalidInputError("the body is JSON, but not an object; an object was expected")
+    return value
+
+
 def let_go(value: Any) -> None:
     """Release the long arrays in a value, piece by piece."""
     waiting = [value]

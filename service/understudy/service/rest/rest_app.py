@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Mapping
 from typing import Any, Final
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError
 from understudy.oip import inference_pb2
-from understudy.service.calls.body_budget import BodyBudget
-from understudy.service.calls.call_limits import DisconnectMonitor
-from understudy.service.calls.served_call import REQUEST_ID_HEADER, ServedMethods
-from understudy.service.calls.status import UnsupportedError
 from understudy.service.handlers.inference_handler import UNSUPPORTED, InferenceHandler
 from understudy.service.handlers.status_handlers import MetricsHandler
 from understudy.service.readiness import Readiness, ReadinessState
-from understudy.service.rest.infer_json import parse_infer, parse_json, render
-from understudy.service.rest.json_values import as_json
+from understudy.service.rest.infer_json import parse_infer, render
+from understudy.service.rest.json_values import as_json, parse_json
 from understudy.service.rest.rest_call import RestCall
+from understudy.service.rest.rest_routes import Answer, RestRoutes
 from understudy.v1 import metrics_pb2
 
 HEADER_LENGTH: Final = "inference-header-content-length"
 NOT_READY: Final = 400
 """The protocol's status for a server or a model that is not ready."""
 
-_Answer = Callable[[RestCall], Awaitable[Response]]
 _SERVICE: Final = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _METRICS: Final = metrics_pb2.DESCRIPTOR.services_by_name["MetricsService"].full_name
 
@@ -47,53 +41,33 @@ _REFUSED: Mapping[str, str] = {
 
 
 class RestApp:
-    """Serves ``/v2`` and ``/metrics``. Each path is the JSON form of one gRPC method, and counts as its call.
-
-    Belongs to the event loop's thread.
+    """Serves ``/v2`` and ``/metrics``. Belongs to the event loop's thread.
 
     Args:
         handler: Handles the requests.
         metrics: Returns the metrics.
-        methods: The methods of the gRPC form.
+        routes: Makes the routes.
         readiness: The state of the service.
-        max_body_bytes: The largest body to accept.
-        bodies: Bounds the memory of unfinished bodies.
-        executor: Decompresses bodies, and parses and renders large ones, with one thread.
     """
 
     def __init__(
-        self,
-        handler: InferenceHandler,
-        metrics: MetricsHandler,
-        methods: ServedMethods,
-        *,
-        readiness: Readiness,
-        max_body_bytes: int,
-        bodies: BodyBudget,
-        executor: Executor,
+        self, handler: InferenceHandler, metrics: MetricsHandler, routes: RestRoutes, *, readiness: Readiness
     ) -> None:
         self._handler = handler
         self._metrics = metrics
-        self._methods = methods
+        self._routes = routes
         self._readiness = readiness
-        self._monitor = DisconnectMonitor()
-        self._new_call = functools.partial(
-            RestCall, monitor=self._monitor, max_body_bytes=max_body_bytes, bodies=bodies, executor=executor
-        )
 
     def routes(self) -> list[Route]:
         """Return the routes."""
         routes = [
-            self._route("/metrics", f"/{_METRICS}/GetMetrics", _without_body(self.metrics), ["GET"]),
+            self._routes.get("/metrics", f"/{_METRICS}/GetMetrics", self.metrics),
             self._get("/v2", "ServerMetadata", self.server_metadata),
             self._get("/v2/health/live", "ServerLive", self.live),
             self._get("/v2/health/ready", "ServerReady", self.ready),
             self._get("/v2/models/stats", "ModelStatistics", self.statistics),
             self._post("/v2/repository/index", "RepositoryIndex", self.index),
-            *(
-                self._route(path, f"/{_SERVICE}/{name}", _refusal(name), ["GET", "POST"])
-                for path, name in _REFUSED.items()
-            ),
+            *(self._routes.refusal(path, f"/{_SERVICE}/{name}", UNSUPPORTED[name]) for path, name in _REFUSED.items()),
         ]
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             routes += [
@@ -179,47 +153,11 @@ class RestApp:
             return Response(content, media_type="application/json")
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_bytes)})
 
-    def _get(self, path: str, name: str, answer: _Answer) -> Route:
-        return self._route(path, f"/{_SERVICE}/{name}", _without_body(answer), ["GET"])
+    def _get(self, path: str, name: str, answer: Answer) -> Route:
+        return self._routes.get(path, f"/{_SERVICE}/{name}", answer)
 
-    def _post(self, path: str, name: str, answer: _Answer) -> Route:
-        return self._route(path, f"/{_SERVICE}/{name}", answer, ["POST"])
-
-    def _route(self, path: str, method: str, answer: _Answer, http_methods: list[str]) -> Route:
-        """Return the route of one path, which is a form of a gRPC method."""
-        served = self._methods[method]
-
-        async def respond_to_call(call: RestCall) -> Response:
-            response = await answer(call)
-            call.status = response.status_code
-            return response
-
-        async def respond(request: Request) -> Response:
-            call = self._new_call(request, served, route=path)
-            response = await served.serve(call, respond_to_call)
-            if response is None:
-                response = call.failure_response()
-            else:
-                served.sent(call)
-            response.headers[REQUEST_ID_HEADER] = call.request_id
-            return response
-
-        return Route(path, respond, methods=http_methods)
-
-
-def _without_body(answer: _Answer) -> _Answer:
-    async def count_and_answer(call: RestCall) -> Response:
-        call.has_no_body()
-        return await answer(call)
-
-    return count_and_answer
-
-
-def _refusal(name: str) -> _Answer:
-    async def refuse(_call: RestCall) -> Response:
-        raise UnsupportedError(UNSUPPORTED[name])
-
-    return refuse
+    def _post(self, path: str, name: str, answer: Answer) -> Route:
+        return self._routes.post(path, f"/{_SERVICE}/{name}", answer)
 
 
 def _model(call: RestCall) -> dict[str, Any]:
