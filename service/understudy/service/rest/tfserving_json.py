@@ -75,14 +75,15 @@ def _parsed(
     values = _of_examples(request[_ROWS], specs) if by_example else _by_name(request[_COLUMNS], specs, _COLUMNS)
     flat = {name: _flattened(value, f"input {name!r}") for name, value in values.items()}
     dtypes = {spec.name: spec.dtype for spec in specs}
-    check_forms({name: ArrayForm(dtypes.get(name, _STRING), shape) for name, (shape, _) in flat.items()})
-    return PredictValues(
-        inputs={
-            name: _array(elements, dtypes[name], shape, f"input {name!r}") for name, (shape, elements) in flat.items()
-        },
-        signature_name=optional_text(request, "signature_name", "the request"),
-        by_example=by_example,
-    )
+    try:
+        check_forms({name: ArrayForm(dtypes.get(name, _STRING), shape) for name, (shape, _) in flat.items()})
+        return PredictValues(
+            inputs={name: _array(each, dtypes[name], shape, f"input {name!r}") for name, (shape, each) in flat.items()},
+            signature_name=optional_text(request, "signature_name", "the request"),
+            by_example=by_example,
+        )
+    finally:
+        let_go([elements for _, elements in flat.values()])
 
 
 def _of_examples(rows: Any, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
