@@ -75,7 +75,13 @@ class TrainSettings:
     )
     steps: int = field(metadata={"help": "Train until this many steps are done, counting those of earlier starts."})
     checkpoint_every: int = field(default=500, metadata={"help": "Publish a checkpoint every this many steps."})
-    keep_checkpoints: int = field(default=5, metadata={"help": "How many of the newest checkpoints to keep."})
+    keep_checkpoints: int = field(
+        default=5,
+        metadata={
+            "help": "How many of the newest checkpoints to keep, beside those that a running evaluator needs. "
+            "One that is down for as many misses older ones."
+        },
+    )
     sign_key: Path | None = field(
         default=None,
         metadata={
