@@ -477,9 +477,12 @@ def step_on_one_device(model: Any, batches: Sequence[tuple[Any, ...]]) -> dict[s
 
 
 def flat_logs(logs: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as numbers; vectors become ``name/0``, ``name/1``, ..."""
+    """Return metrics as numbers; vectors become ``name/0``, ``name/1``, ..., and values by name have these names."""
     flat: dict[str, float] = {}
     for name, value in logs.items():
+        if isinstance(value, Mapping):
+            flat.update(flat_logs(value))
+            continue
         array = np.asarray(value)
         flat.update({f"{name}/{i}": float(v) for i, v in enumerate(array)} if array.ndim else {name: float(array)})
     return flat
