@@ -20,6 +20,10 @@ NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/mnt")
 INSPECTIONS = ".inspections"
 """What the address of the server of inspections adds to the other's."""
 
+_SUPERVISOR = "UNDERSTUDY_SUPERVISOR_PID"
+"""The environment variable by which a program knows that it must end with its parent; see `_end_with_parent`."""
+
+_PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -33,10 +37,13 @@ def hand_over(address: str) -> None:
         address += INSPECTIONS
     elif not program or (program[0].startswith("-") and program[0] not in ("-m", "-c")):
         return
+    environment = dict(os.environ)
+    if environment.pop(_SUPERVISOR, None) is not None:
+        _end_with_parent()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
     folder = os.getcwd()  # noqa: PTH109 - pathlib takes long to import
-    request = {"program": program, "environment": dict(os.environ), "folder": folder}
+    request = {"program": program, "environment": environment, "folder": folder}
     namespaces = [os.open(each, os.O_RDONLY) for each in NAMESPACES]
     socket.send_fds(connection, [marshal.dumps(request)], [0, 1, 2, *namespaces])
     for number in _FORWARDED:
@@ -47,3 +54,10 @@ def hand_over(address: str) -> None:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, and so the fork: its own parent is the server."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -3,9 +3,10 @@
 A test opts in with the environment of `testkit.preloading`. `sitecustomize` then calls `handover.hand_over` in every
 Python: the server of this module forks, and the fork runs the program with the arguments, the environment, the folder
 and the standard streams that were meant for it. The process that handed over forwards signals to the fork and ends as
-the fork ends. If it is killed, the fork is killed a moment later. Programs whose memory is measured, which end with
-their parent or are stopped by SIGSTOP, those whose memory addresses must differ, and those that signal their group of
-processes, which is that of the tests here, start by themselves.
+the fork ends. If it is killed, the fork is killed a moment later; a supervisor's task ends so with its supervisor.
+Programs whose memory is measured, which are stopped by SIGSTOP, those whose memory addresses must differ, supervisors,
+whose children tests look for, and those that signal their group of processes, which is that of the tests here, start
+by themselves.
 
 There are two servers. That of inspections has not imported TensorFlow, as the process of an inspection does not. Each
 imports with the first program that it is given.
@@ -37,7 +38,7 @@ from typing import Any, NoReturn
 from handover import INSPECTION, NAMESPACES  # type: ignore[import-not-found] # beside this file
 
 _MODULES = (
-    *("tensorflow", "keras", "grpc.aio", "uvicorn", "sklearn.datasets"),
+    *("tensorflow", "keras", "grpc.aio", "uvicorn", "sklearn.datasets", "pytest"),
     *(
         f"understudy.{each}"
         for each in ("cli.train", "cli.serve", "trainer.training", "evaluator.assembly.components", "service.server")

@@ -265,8 +265,11 @@ def start_training(
 ) -> Task:
     """Run ``understudy train``, or ``run``, on one of this file's experiments, or on ``FILE:OBJECT``."""
     spec = experiment if ":" in experiment else f"{__file__}:{experiment}"
-    quickly = preloaded() if verb == "train" and not inside else {}  # `run` and its tasks end together
-    command = [sys.executable, "-m", "understudy.cli", verb, spec, "--run-dir", str(run_dir)]
+    quickly = {} if inside else preloaded()
+    itself = (
+        ["-B"] if "--restarts" in options else []
+    )  # a supervisor starts by itself, and its tasks from what is preloaded
+    command = [sys.executable, *itself, "-m", "understudy.cli", verb, spec, "--run-dir", str(run_dir)]
     return Task(
         subprocess.Popen(
             [*inside, *command, *options],

@@ -38,15 +38,6 @@ def finish(tasks: list[Task]) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished training of the dense model by two workers, the cluster naming nobody else."""
-    run_dir = tmp_path_factory.mktemp("two_workers")
-    with cluster("Dense", run_dir, *OPTIONS, "--communication", "ring") as tasks:
-        finish(tasks)
-    return run_dir
-
-
-@pytest.fixture(scope="module")
 def chief_and_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted training with BatchNorm and Dropout by a chief and a worker, an evaluator in the cluster."""
     run_dir = tmp_path_factory.mktemp("chief_and_worker")
@@ -57,7 +48,16 @@ def chief_and_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def test_a_chief_waits_while_storage_still_holds_the_lock_of_the_machine_that_was_lost(tmp_path: Path) -> None:
+def test_a_chief_that_waits_for_the_lock_of_its_run_folder_is_refused_in_the_end(tmp_path: Path) -> None:
+    with DirectoryLock(tmp_path), cluster("Dense", tmp_path, *OPTIONS, "--cluster-timeout-seconds", "1") as tasks:
+        assert tasks[0].end() == 1
+        assert "Error" in tasks[0].errors.splitlines()[-1]
+        assert "in use by" in tasks[0].errors.splitlines()[-1]
+
+
+def test_two_workers_whose_chief_waits_for_the_lock_of_a_lost_machine_give_the_weights_of_one_device(
+    one_device: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
     with ExitStack() as held:
         held.enter_context(DirectoryLock(tmp_path))
         with cluster("Dense", tmp_path, *OPTIONS, "--communication", "ring") as tasks:
@@ -68,17 +68,7 @@ def test_a_chief_waits_while_storage_still_holds_the_lock_of_the_machine_that_wa
             assert tasks[0].process.poll() is None
             held.close()
             finish(tasks)
-
-
-def test_a_chief_that_waits_for_the_lock_of_its_run_folder_is_refused_in_the_end(tmp_path: Path) -> None:
-    with DirectoryLock(tmp_path), cluster("Dense", tmp_path, *OPTIONS, "--cluster-timeout-seconds", "1") as tasks:
-        assert tasks[0].end() == 1
-        assert "Error" in tasks[0].errors.splitlines()[-1]
-        assert "in use by" in tasks[0].errors.splitlines()[-1]
-
-
-def test_two_workers_give_the_weights_of_one_device(two_workers: Path, one_device: tuple[Path, list[Any]]) -> None:
-    for one, many in zip(weights_of(one_device[0], STEPS), weights_of(two_workers, STEPS), strict=True):
+    for one, many in zip(weights_of(one_device[0], STEPS), weights_of(tmp_path, STEPS), strict=True):
         np.testing.assert_allclose(many, one, rtol=0, atol=1e-5)
 
 

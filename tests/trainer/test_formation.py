@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from testkit.ports import free_ports
+from testkit.preloading import VARIABLE
 from testkit.training_harness import Task, leave_none, start_training, tf_config
 from understudy.checkpoints import RunDir
 
@@ -23,12 +24,13 @@ _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
 
 @contextlib.contextmanager
-def worker(index: int, ports: list[int], run_dir: Path, *options: str, verb: str = "train") -> Iterator[Task]:
+def worker(
+    index: int, ports: list[int], run_dir: Path, *options: str, verb: str = "train", **environ: str
+) -> Iterator[Task]:
     """Start one worker of a cluster; it does not outlive the block."""
     spec = {"worker": [f"127.0.0.1:{port}" for port in ports]}
-    task = start_training(
-        "Dense", run_dir, *OPTIONS, *options, environ={"TF_CONFIG": tf_config(spec, "worker", index)}, verb=verb
-    )
+    environ = {"TF_CONFIG": tf_config(spec, "worker", index), **environ}
+    task = start_training("Dense", run_dir, *OPTIONS, *options, environ=environ, verb=verb)
     try:
         yield task
     finally:
@@ -99,7 +101,8 @@ def test_sigterm_ends_the_wait_for_the_other_tasks(tmp_path: Path) -> None:
 
 def test_a_task_dies_with_its_supervisor(tmp_path: Path) -> None:
     ports = free_ports(2)
-    with worker(0, ports, tmp_path, "--restarts", "3", verb="run") as supervisor:
+    by_itself = {VARIABLE: ""}  # from what is preloaded, it would end for another reason
+    with worker(0, ports, tmp_path, "--restarts", "3", verb="run", **by_itself) as supervisor:
         await_listener(ports[0])
         (child,) = psutil.Process(supervisor.process.pid).children()
         supervisor.kill()

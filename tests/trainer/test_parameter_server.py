@@ -36,7 +36,7 @@ def after_the_kills(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, l
     """Both workers are killed and come back, one after the other; then the parameter server dies."""
     run_dir = RunDir(tmp_path_factory.mktemp("parameter_server"))
     endless = (*OPTIONS, "--steps", "1000000")
-    environs = [{**preloaded(), **BEHIND_A_PROXY}] * len(ROLES)
+    environs = [BEHIND_A_PROXY] * len(ROLES)
     with cluster(
         "Noisy", run_dir.root, *endless, roles=ROLES, strategy="parameter_server", verb="run", environs=environs
     ) as tasks:
@@ -89,7 +89,7 @@ def test_an_update_of_a_worker_that_died_before_it_said_so_is_a_step(tmp_path: P
     program = Path(__file__).with_name("update_without_result.py")
     ended = subprocess.run(
         [sys.executable, program, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(program.parents[1])},
+        env={**os.environ, **preloaded()},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,

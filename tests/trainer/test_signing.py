@@ -69,14 +69,15 @@ def test_the_callback_signs(tmp_path: Path, key: Path) -> None:
     assert accepted_steps(run_dir, key, name="mine") == [4]
 
 
-def test_in_a_cluster_the_chief_signs_and_a_worker_needs_the_public_key_only(tmp_path: Path, key: Path) -> None:
+def test_in_a_cluster_the_chief_signs_and_a_worker_resumes_with_the_public_key_only(tmp_path: Path, key: Path) -> None:
     run_dir = tmp_path / "run"
-    options = ("--checkpoint-every", "2", "--steps-per-call", "2", "--no-tensorboard")
+    replicas = {"devices": ("CPU:0", "CPU:1"), "cross_device_ops": "reduction_to_one_device"}
+    run(Dense(), run_dir, steps=2, checkpoint_every=2, strategy="mirrored", sign_key=key, **replicas)
+    options = ("--steps", "4", "--checkpoint-every", "2", "--steps-per-call", "2", "--no-tensorboard")
     keys = ("--require-signature", str(public_file(key)))
     environs = ({"UNDERSTUDY_SIGN_KEY": str(key)},)
-    for steps in ("2", "4"):  # The second time it resumes.
-        every = ("--steps", steps, *options, *keys)
-        with cluster("Dense", run_dir, *every, roles=("chief", "worker"), environs=environs) as tasks:
-            assert [task.end() for task in tasks] == [0, 0], tasks[0].errors
+    with cluster("Dense", run_dir, *options, *keys, roles=("chief", "worker"), environs=environs) as tasks:
+        assert [task.end() for task in tasks] == [0, 0], tasks[0].errors
+        assert "resuming after step 2" in "".join(tasks[1].lines)
     assert accepted_steps(run_dir, key) == [2, 4]
     assert read_manifest(RunDir(run_dir).checkpoint(4)).run == "run"
