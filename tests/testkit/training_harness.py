@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -135,6 +136,13 @@ def run(experiment: Dense, run_dir: Path, *, progress: Any = None, **values: Any
     defaults = {"steps": STEPS, "checkpoint_every": 5, "steps_per_call": 3, "tensorboard": False}
     settings = TrainSettings(run_dir=run_dir, **{**defaults, **values})
     return train(experiment, settings, progress=progress, environ={})
+
+
+def interrupted(run_dir: Path, step: int, folder: Path) -> Path:
+    """Return a run folder with the checkpoint of a step alone, as if the training had been killed after it."""
+    name = RunDir(run_dir).checkpoint(step).name
+    shutil.copytree(RunDir(run_dir).checkpoint(step), RunDir(folder).checkpoints / name)
+    return folder
 
 
 def weights_of(run_dir: Path, step: int) -> list[Array]:

@@ -18,6 +18,7 @@ from testkit.training_harness import (
     Dense,
     assert_bit_equal,
     assert_one_architecture,
+    interrupted,
     run,
     state_of,
     weights_of,
@@ -96,7 +97,7 @@ def on_replicas(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Compiled]
     @functools.cache
     def trained(experiment: Compiled) -> Path:
         run_dir = tmp_path_factory.mktemp("replicas")
-        run(experiment, run_dir, **MIRRORED)
+        run(experiment, run_dir, checkpoint_every=4, **MIRRORED)
         return run_dir
 
     return trained
@@ -137,8 +138,7 @@ def test_replicas_give_what_fit_gives_but_for_rounding_and_resume_exactly(
     tmp_path: Path, on_replicas: Callable[[Compiled], Path], experiment: Compiled, tolerance: float
 ) -> None:
     whole = on_replicas(experiment)
-    for steps in (4, STEPS):
-        run(experiment, tmp_path, steps=steps, **MIRRORED)
+    assert run(experiment, interrupted(whole, 4, tmp_path), **MIRRORED).first_step == 4
     assert_bit_equal(state_of(whole, STEPS), state_of(tmp_path, STEPS))
     for ours, theirs in zip(weights_of(whole, STEPS), fitted(experiment).get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)

@@ -33,6 +33,7 @@ from testkit.training_harness import (
     Noisy,
     assert_bit_equal,
     assert_one_architecture,
+    interrupted,
     run,
     state_of,
     weights_of,
@@ -130,9 +131,9 @@ def test_synchronised_batchnorm_sees_the_global_batch(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_stops_training_and_leaves_the_checkpoints_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one_device: tuple[Path, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(Dense(), tmp_path, steps=5)
+    interrupted(one_device[0], 5, tmp_path)
     monkeypatch.setattr("understudy.trainer.chief.write_snapshot", _disk_full)
     with pytest.raises(PublishError, match=r"step 10 could not be published: .*No space left on device"):
         run(Dense(), tmp_path)
@@ -240,8 +241,7 @@ def test_the_published_model_holds_the_mean_of_the_replicas_statistics(noisy: Pa
 
 
 def test_resuming_gives_the_same_bits(noisy: Path, tmp_path: Path) -> None:
-    for steps in (5, STEPS):
-        result = run(Noisy(), tmp_path, steps=steps, **mirrored(2))
+    result = run(Noisy(), interrupted(noisy, 5, tmp_path), **mirrored(2))
     assert result.first_step == 5
     assert_one_architecture(tmp_path)
     assert_bit_equal(state_of(noisy, STEPS), state_of(tmp_path, STEPS))
