@@ -128,8 +128,8 @@ def deviation(result: Mapping[str, float], expected: Mapping[str, float]) -> flo
 
 
 def reasons(slot: Slot, batches: Sequence[Rows], metrics: Sequence[MetricSpec] = ()) -> dict[str, str]:
-    """Return why values of a stream's score are undefined, by name."""
-    scorer = slot.scorer(metrics)
+    """Return why values of a stream's score are undefined, by name. It shares what `score_parts` traces."""
+    scorer = slot.scorer(metrics, increments=True)
     state = scorer.start()
     for rows in batches:
         state = scorer.update(state, as_batch(slot, *rows))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,12 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 }
 
 
+@functools.cache
+def model_of(name: str) -> Any:
+    """Build a model, which is saved in several formats, once."""
+    return MODELS[name][0]()
+
+
 def save(model: Any, file: Path) -> Path:
     with pytest.warns(UserWarning, match="HDF5") if file.suffix == ".h5" else contextlib.nullcontext():
         model.save(file)
@@ -137,8 +145,7 @@ def change_weights(model: Any, seed: int) -> None:
 def test_a_model_computes_the_same_and_takes_the_weights_of_the_next_checkpoint(
     name: str, suffix: str, tmp_path: Path
 ) -> None:
-    make, shape = MODELS[name]
-    model = make()
+    model, (_, shape) = model_of(name), MODELS[name]
     x = np.random.default_rng(0).integers(0, 7, (3, *shape)).astype(model.input.dtype.name)
     loader = loader_for(KINDS[suffix], None)
     built, fingerprints = None, set()
@@ -189,9 +196,25 @@ SCORED: dict[str, tuple[int, str | None, Callable[[], tuple[Any, list[Any]]]]] =
 }
 
 
-@formats
-@pytest.mark.parametrize("name", SCORED)
-def test_a_model_is_scored_by_its_loss_and_its_metrics(name: str, suffix: str, tmp_path: Path) -> None:
+def scores(model: Any, x: Any, y: Any, **options: Any) -> dict[str, float]:
+    """Return a compiled model's scores, without tracing it."""
+    model.run_eagerly = True
+    return dict(model.evaluate(x, y, verbose=0, return_dict=True, **options))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A trained model of Keras 2, and its scores without and with weights."""
+
+    model: Any
+    data: tuple[Any, Any]
+    weights: Any
+    scores: list[dict[str, float]]
+
+
+@functools.cache
+def scored(name: str) -> Scored:
+    """Train and score a model, which is saved in several formats, once."""
     width, activation, compilation = SCORED[name]
     loss, metrics = compilation()
     draw = np.random.default_rng(0)
@@ -200,16 +223,26 @@ def test_a_model_is_scored_by_its_loss_and_its_metrics(name: str, suffix: str, t
     weights = draw.uniform(0.1, 2, 40).astype(np.float32)
     model = chain(VECTOR, layers.Dense(4, activation="tanh"), layers.Dense(width, activation=activation))
     model.compile("adam", loss, metrics=metrics)
+    model.run_eagerly = True
     model.fit(x, y, batch_size=40, verbose=0)
+    return Scored(model, (x, y), weights, [scores(model, x, y, sample_weight=each) for each in (None, weights)])
 
-    built = build(save(model, tmp_path / f"model{suffix}"))
 
+@formats
+@pytest.mark.parametrize("name", SCORED)
+def test_a_model_is_scored_by_its_loss_and_its_metrics(name: str, suffix: str, tmp_path: Path) -> None:
+    given = scored(name)
+
+    built = build(save(given.model, tmp_path / f"model{suffix}"))
+
+    compile_as_saved(built)
+    for weights, expected in zip((None, given.weights), given.scores, strict=True):
+        assert scores(built.model, *given.data, sample_weight=weights) == pytest.approx(expected, rel=2e-6), weights
+
+
+def compile_as_saved(built: BuiltModel) -> None:
     arguments = keras.saving.deserialize_keras_object(dict(built.compile_config))
     built.model.compile(**{**arguments, "optimizer": None})
-    for of_examples in (None, weights):
-        options = {"sample_weight": of_examples, "batch_size": 40, "verbose": 0, "return_dict": True}
-        expected = model.evaluate(x, y, **options)
-        assert built.model.evaluate(x, y, **options) == pytest.approx(expected, rel=2e-6), options
 
 
 @formats
@@ -222,13 +255,12 @@ def test_the_metrics_of_several_outputs_keep_their_names(
     metrics = {"first": ["mae", METRICS.AUC(name="auc")], "second": "mse"}
     model.compile("adam", ["mse", "mae"], metrics=given(metrics), loss_weights=[2, 0.5])
     x, y = np.ones((4, 5), np.float32), [np.array([[0.0], [1], [1], [0]])] * 2
-    expected = model.evaluate(x, y, verbose=0, return_dict=True)
+    expected = scores(model, x, y)
 
     built = build(save(model, tmp_path / f"model{suffix}"))
 
-    arguments = keras.saving.deserialize_keras_object(dict(built.compile_config))
-    built.model.compile(**{**arguments, "optimizer": None})
-    assert built.model.evaluate(x, y, verbose=0, return_dict=True) == pytest.approx(expected, rel=2e-6)
+    compile_as_saved(built)
+    assert scores(built.model, x, y) == pytest.approx(expected, rel=2e-6)
 
 
 def test_a_saved_model_of_several_outputs_is_scored_by_what_was_saved_beside_it(tmp_path: Path) -> None:
@@ -241,10 +273,10 @@ def test_a_saved_model_of_several_outputs_is_scored_by_what_was_saved_beside_it(
 
     built = loader_for(ModelKind.SAVED_MODEL, None).build(tmp_path / "model")
 
-    arguments = keras.saving.deserialize_keras_object(dict(built.compile_config))
-    built.model.compile(**{**arguments, "optimizer": None})
-    scores = built.model.evaluate({"x": x}, dict(zip(("first", "second"), y, strict=True)), verbose=0, return_dict=True)
-    assert scores == pytest.approx(expected, rel=2e-6)
+    compile_as_saved(built)
+    assert scores(built.model, {"x": x}, dict(zip(("first", "second"), y, strict=True))) == pytest.approx(
+        expected, rel=2e-6
+    )
 
 
 def test_a_saved_model_is_served_without_a_score_if_its_losses_are_not_accepted(
