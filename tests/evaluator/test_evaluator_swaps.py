@@ -91,6 +91,7 @@ def frozen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("understudy.evaluator.assembly.serving_parts.SETTLING_SECONDS", 0.0)
     monkeypatch.setattr(frozen, "MIN_GAIN", 0.0)
     monkeypatch.setattr(frozen, "MIN_GAIN_OF_EACH", 0.0)
+    monkeypatch.setattr(frozen, "_TIMED_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("frozen_at_once")

@@ -191,7 +191,7 @@ class Theirs:
     def evaluator(self) -> Evaluator:
         return Evaluator(
             EvaluatorSettings(
-                state_dir=self.state, devices=("CPU:0", "CPU:1", "CPU:2"), poll_interval_seconds=0.05, max_batch_size=8
+                state_dir=self.state, devices=("CPU:0", "CPU:1"), poll_interval_seconds=0.05, max_batch_size=8
             ),
             source=FolderSource(self.folder, self.state / "staging", takes_variables=True),
             datasets=[ArrayDataset("test", {"x": X, "y": Y})],

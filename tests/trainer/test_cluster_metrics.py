@@ -48,14 +48,16 @@ def test_every_task_that_trains_serves_its_metrics(
         {"UNDERSTUDY_METRICS_PORT": str(port), "UNDERSTUDY_RESTART_COUNT": str(index)}
         for index, port in enumerate(ports)
     ]
-    with cluster(experiment, tmp_path / "run", *ENDLESS, roles=roles, strategy=strategy, environs=environs) as tasks:
+    with (
+        scraping(f"127.0.0.1:{ports[0]}", tmp_path) as prometheus,
+        cluster(experiment, tmp_path / "run", *ENDLESS, roles=roles, strategy=strategy, environs=environs) as tasks,
+    ):
         for text in ("published step", "published step"):
             tasks[0].wait_for(text)
         assert "  accuracy 0." in tasks[0].lines[-1]
         scraped = [scrape(port) for port in ports]
-        with scraping(f"127.0.0.1:{ports[0]}", tmp_path) as prometheus:
-            queries = dashboard_queries("training")
-            until(lambda: all(value_of(prometheus, query) is not None for query in queries))
+        queries = dashboard_queries("training")
+        until(lambda: all(value_of(prometheus, query) is not None for query in queries))
     for index, values in enumerate(scraped):
         assert values["understudy_train_steps_total"] >= 20
         assert values["understudy_train_examples_total"] >= 20 * BATCH

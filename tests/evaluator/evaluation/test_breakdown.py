@@ -33,11 +33,15 @@ def test_intervals_are_those_of_scipys_bootstrap(metric: str) -> None:
     found = break_down(BreakdownOptions(resamples=2000)).intervals[metric]
     increments, _ = draw_increments(np.random.default_rng(7), EXAMPLES)
 
-    def statistic(places: np.ndarray) -> float:
-        return float(Sums().results(increments[places].sum(axis=0)[None])[metric][0])
+    def statistic(places: np.ndarray, axis: int) -> np.ndarray:
+        """Return the metric of the resamples, ``[...]``, with the examples at these places, ``[..., examples]``."""
+        assert axis == -1
+        counts = [np.bincount(each, minlength=EXAMPLES) for each in places.reshape(-1, EXAMPLES)]
+        found: np.ndarray = Sums().results(np.stack(counts) @ increments)[metric]
+        return found.reshape(places.shape[:-1])
 
     expected = stats.bootstrap(
-        [np.arange(EXAMPLES)], statistic, n_resamples=2000, method="percentile", vectorized=False, rng=1
+        [np.arange(EXAMPLES)], statistic, n_resamples=2000, method="percentile", rng=1
     ).confidence_interval
     width = expected.high - expected.low
     assert [found.low, found.high] == pytest.approx([expected.low, expected.high], abs=0.08 * width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from testkit import saving_script
+from testkit.preloading import preloaded
 from understudy.checkpoints import ModelKind
 from understudy.evaluator.model.loaders import loader_for
 from understudy.evaluator.model.slot import Slot
@@ -34,11 +36,18 @@ pytestmark = pytest.mark.timeout(2 * TIMEOUT_SECONDS)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Have two processes save, one of which has built other models before."""
+    """Have two processes save, one of which has built other models before.
+
+    One starts by itself, so that the memory addresses of their objects differ.
+    """
     found = {name: tmp_path_factory.mktemp("saved") / name for name in SEEDS}
     commands = [[str(found[name]), str(seed), str(seed * 2)] for name, seed in SEEDS.items()]
     script = [sys.executable, saving_script.__file__]
-    processes = [subprocess.Popen([*script, *command]) for command in commands]
+    environs = ({}, preloaded())
+    processes = [
+        subprocess.Popen([*script, *command], env={**os.environ, **environ})
+        for command, environ in zip(commands, environs, strict=True)
+    ]
     assert [process.wait(TIMEOUT_SECONDS) for process in processes] == [0, 0]
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -62,7 +63,8 @@ def kill_in_the_middle(command: str, case: Case, target: Path, *cluster: str) ->
     """Score or predict in a process that dies of SIGKILL once half of the examples are done."""
     (data,) = case.work.data.paths
     arguments = [command, str(case.work.model.folder), str(data), str(target), *cluster]
-    ended = subprocess.run([sys.executable, str(DRIVER), *arguments], timeout=PATIENCE_SECONDS, check=False)
+    command_line, environ = [sys.executable, str(DRIVER), *arguments], {**os.environ, **preloaded()}
+    ended = subprocess.run(command_line, env=environ, timeout=PATIENCE_SECONDS, check=False)
     assert ended.returncode in {-signal.SIGKILL, 128 + signal.SIGKILL}
 
 
@@ -70,10 +72,7 @@ def kill_in_the_middle(command: str, case: Case, target: Path, *cluster: str) ->
 def stored(case: Case, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Return what a driver had stored when it was killed."""
     file = tmp_path_factory.mktemp("progress") / "progress"
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in preloaded().items():
-            patch.setenv(name, value)
-        kill_in_the_middle("evaluate", case, file)
+    kill_in_the_middle("evaluate", case, file)
     return file.read_bytes()
 
 

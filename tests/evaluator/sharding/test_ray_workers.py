@@ -227,11 +227,10 @@ def test_predictions_go_on_without_the_cluster_where_their_killed_driver_ended(
         np.testing.assert_array_equal(np.concatenate([each[name] for each in found]), expected)
 
 
-@pytest.mark.parametrize("place", ["data.npz", "records"])
 def test_the_nodes_fetch_their_examples_from_a_bucket(
-    case: Case, cluster: RayCluster, bucket: str, s3: BucketServer, place: str
+    case: Case, cluster: RayCluster, bucket: str, s3: BucketServer
 ) -> None:
-    work = replace(case.work, data=replace(case.work.data, paths=(f"{bucket}/{place}",)))
+    work = replace(case.work, data=replace(case.work.data, paths=(f"{bucket}/records",)))
     fetched: list[tuple[str, str]] = []
 
     def make_pool(work: Work) -> ClusterPool:
