@@ -225,6 +225,7 @@ def assert_is_exported(theirs: Theirs, folder: Path, expected: dict[str, float],
     """Export the newest checkpoint as a Keras file and as a SavedModel, and check what they score and give."""
     loaded = keras.saving.load_model(theirs.export(folder / "out.keras", "keras"))
     np.testing.assert_array_equal(loaded(X).numpy(), outputs)
+    loaded.run_eagerly = True
     assert loaded.evaluate(X, Y, batch_size=ROWS, return_dict=True, verbose=0) == pytest.approx(expected, rel=1e-6)
     saved_model = tf.saved_model.load(str(theirs.export(folder / "out", "saved_model")))
     answers = saved_model.signatures["serving_default"](x=tf.constant(X))

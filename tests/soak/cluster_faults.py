@@ -68,9 +68,9 @@ class _Ready(NamedTuple):
     is_busy: bool
 
 
-def examples_for(faults: int) -> int:
+def examples_for(faults: int, batch_size: int = BATCH_SIZE) -> int:
     """Return the number of examples of an evaluation in which so many faults happen; its last batch is smaller."""
-    return faults * _FAULT_BATCHES * BATCH_SIZE - 5
+    return faults * _FAULT_BATCHES * batch_size - 5
 
 
 @dataclass(kw_only=True)
@@ -112,7 +112,7 @@ class Faulty:
             since = time.monotonic()
 
         result = self.evaluate(progress)
-        assert (result.examples, result.notes) == (examples_for(len(faults)), ())
+        assert (result.examples, result.notes) == (examples_for(len(faults), self.work.batch_size), ())
         return result.metrics
 
     def evaluate(self, progress: Any, workers: int | None = None) -> EvaluationResult:

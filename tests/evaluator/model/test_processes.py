@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {name: tmp_path_factory.mktemp("saved") / name for name in SEEDS}
     commands = [[str(found[name]), str(seed), str(seed * 2)] for name, seed in SEEDS.items()]
     script = [sys.executable, saving_script.__file__]
-    environs = ({}, preloaded())
+    environs: tuple[Mapping[str, str], ...] = ({}, preloaded())
     processes = [
         subprocess.Popen([*script, *command], env={**os.environ, **environ})
         for command, environ in zip(commands, environs, strict=True)
