@@ -25,8 +25,12 @@ from understudy.trainer.replica_state import ReplicaState
 SERVE_OPTIONS = ("--grpc-port", "0", "--http-port", "0", "--exit-when-finished")
 
 
-def fit(run_dir: Path, *, epochs: int = 2, extra: tuple[Any, ...] = (), **values: Any) -> keras.Model:
+def fit(
+    run_dir: Path, *, epochs: int = 2, extra: tuple[Any, ...] = (), eagerly: bool = True, **values: Any
+) -> keras.Model:
+    """Train with the callback; eagerly unless the step's graph matters, as it takes longer to trace than to train."""
     model = Noisy().build_model()
+    model.run_eagerly = eagerly
     data = Noisy().training_data().batch(25)
     model.fit(data, epochs=epochs, callbacks=[*extra, PublishCheckpoint(run_dir, **values)], shuffle=False, verbose=0)
     return model
@@ -45,7 +49,7 @@ def state(run_dir: Path) -> str:
 
 
 def test_every_epoch_is_published_and_the_last_is_final(tmp_path: Path) -> None:
-    model = fit(tmp_path)
+    model = fit(tmp_path, eagerly=False)
     assert finals(tmp_path) == {4: False, 8: True}
     manifest = read_manifest(RunDir(tmp_path).checkpoint(8))
     assert manifest.epoch == 2
