@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -340,3 +341,18 @@ def test_calls_of_a_closed_client_say_so(peer: Peer) -> None:
 def test_a_client_is_not_copied(client: Client, duplicate: Callable[[object], object]) -> None:
     with pytest.raises(TypeError, match=r"Client holds connections.*; create one in each process"):
         duplicate(client)
+
+
+def test_results_are_equal_where_step_and_outputs_are(client: Client) -> None:
+    rows = np.where(ROWS == 1, np.float32(np.nan), ROWS)
+
+    result = client.predict(rows)
+
+    assert result == client.predict(rows)
+    assert result in [client.predict(ROWS), client.predict(rows)]
+    assert result != client.predict(ROWS)
+    assert result != client.predict(rows[:1])
+    assert result != replace(result, step=STEP + 1)
+    assert result != replace(result, outputs={"tripled": result.output})
+    assert result != replace(result, outputs={"doubled": result.output.astype(np.float64)})
+    assert result != rows.tolist()

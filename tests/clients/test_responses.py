@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.clients import InternalError, OverloadedError, responses
+from understudy.clients import ExampleList, InternalError, OverloadedError, responses
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
 
 CUT_SHORT = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_FLOAT32, shape=[2], content=b"\0")
@@ -48,3 +48,12 @@ def test_the_details_of_an_error_that_cannot_be_read_are_left_out() -> None:
 
     assert isinstance(error, OverloadedError)
     assert (str(error), error.retry_after_seconds) == ("the queue is full", None)
+
+
+def test_lists_of_examples_are_equal_where_their_arrays_are() -> None:
+    def listed(*keys: str) -> ExampleList:
+        keyed = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_STRING, shape=[2], strings=[key.encode() for key in keys])
+        return responses.example_list(evaluation_pb2.GetExamplesResponse(inputs={"key": keyed}))
+
+    assert listed("a", "b") == listed("a", "b")
+    assert listed("a", "b") != listed("a", "c")

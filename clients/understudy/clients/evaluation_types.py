@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from understudy.clients.types import Array
+from understudy.clients.types import Array, HoldsArrays
 
 ExampleKind = Literal["hardest", "newly_wrong", "newly_right"]
 """Which examples: those with the greatest losses, or those that only one of two versions decided rightly."""
@@ -271,8 +271,8 @@ class Flips:
     p_value: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExampleList:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExampleList(HoldsArrays):
     """Examples of a dataset of the server.
 
     Attributes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
@@ -24,8 +25,19 @@ VersionState = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END", "UNK
 """The state of a version; UNKNOWN is one that only newer servers have."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictResult:
+class HoldsArrays:
+    """The base of dataclasses that hold arrays: equal if all values, and the dtypes of arrays, are. NaN equals NaN."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return _are_equal(_values_of(self), _values_of(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PredictResult(HoldsArrays):
     """The prediction for one batch.
 
     Attributes:
@@ -242,3 +254,17 @@ class Promotion:
     serving_step: int
     previous_step: int | None
     pinned_step: int | None
+
+
+def _values_of(holder: Any) -> dict[str, Any]:
+    return {each.name: getattr(holder, each.name) for each in fields(holder)}
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_are_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        return bool(np.all((one == other) | ((one != one) & (other != other))))  # noqa: PLR0124 - NaN
+    return bool(one == other)
