@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from testkit.peer_server import STEP, Failure, Peer, Script
+from testkit.peer_server import STEP, Failure, Peer, Script, scored_inputs
 from understudy import clients
 from understudy.clients import AsyncClient, InvalidArgumentError, PredictResult, Progress
+from understudy.wire import decode
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
 PATIENCE_SECONDS = 60
@@ -54,6 +55,17 @@ async def test_a_list_goes_to_several_inputs_in_the_models_order(async_client: A
 
     np.testing.assert_array_equal(result.outputs["doubled_right"], 2 * ROWS + 2)
     assert script.calls == {"GetModelMetadata": 1, "Predict": 1}
+
+
+async def test_lists_of_numbers_get_the_models_dtype(async_client: AsyncClient, script: Script) -> None:
+    rows = {"image": ROWS.tolist()}
+
+    results = [await async_client.predict(rows), *[streamed async for streamed in async_client.predict_many([rows])]]
+    await async_client.evaluate([(rows, 2 * ROWS)])
+
+    assert results == [await async_client.predict(ROWS)] * 2
+    assert script.calls["GetModelMetadata"] == 1
+    assert [decode(tensor).dtype for tensor in scored_inputs(script)] == [np.float32]
 
 
 async def test_errors_are_typed_and_carry_what_the_server_says(async_client: AsyncClient, script: Script) -> None:

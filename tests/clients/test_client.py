@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from testkit.peer_server import PREVIOUS_STEP, STEP, Failure, Peer, Script
+from testkit.peer_server import PREVIOUS_STEP, STEP, Failure, Peer, Script, scored_inputs
 from understudy import clients
 from understudy.clients import (
     Client,
@@ -341,6 +341,25 @@ def test_calls_of_a_closed_client_say_so(peer: Peer) -> None:
 def test_a_client_is_not_copied(client: Client, duplicate: Callable[[object], object]) -> None:
     with pytest.raises(TypeError, match=r"Client holds connections.*; create one in each process"):
         duplicate(client)
+
+
+@pytest.mark.parametrize("rows", [ROWS.tolist(), ROWS.astype(int).tolist(), tuple(map(tuple, ROWS.tolist()))])
+def test_lists_of_numbers_get_the_models_dtype(client: Client, script: Script, rows: Any) -> None:
+    (streamed,) = client.predict_many([{"image": rows}])
+    client.evaluate([(rows, 2 * ROWS), ({"image": rows}, 2 * ROWS)])
+
+    assert client.predict(rows) == client.predict({"image": rows}) == streamed == client.predict(ROWS)
+    assert script.calls["GetModelMetadata"] == 1
+    assert [decode(tensor).dtype for tensor in scored_inputs(script)] == [np.float32, np.float32]
+
+
+def test_arrays_keep_their_dtypes_and_so_do_numbers_that_do_not_fit(client: Client, script: Script) -> None:
+    script.input_dtype = "uint8"
+
+    assert client.predict(ROWS.astype(np.float64)).output.dtype == np.float64
+    assert client.predict([[255, 1, 2, 3]]).output.dtype == np.uint8
+    assert client.predict([[256, 1, 2, 3]]).output.dtype == np.int64
+    assert client.predict([[0.5, 1, 2, 3]]).output.dtype == np.float64
 
 
 def test_results_are_equal_where_step_and_outputs_are(client: Client) -> None:

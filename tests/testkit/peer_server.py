@@ -33,7 +33,7 @@ from understudy.v1 import (
     prediction_pb2_grpc,
     tensor_pb2,
 )
-from understudy.wire import decode, decode_all, encode
+from understudy.wire import data_type, decode, decode_all, encode
 
 STEP = 120
 PREVIOUS_STEP = 80
@@ -65,6 +65,7 @@ class Script:
     input_names: tuple[str, ...] = ("image",)
     output_names: tuple[str, ...] = ("doubled",)
     positional: bool = False
+    input_dtype: str = "float32"
     serving_step: int | None = STEP
 
     def __post_init__(self) -> None:
@@ -77,6 +78,12 @@ class Script:
             entry = {"dataset": "test", "outcome": evaluation_pb2.EVALUATION_OUTCOME_SCORED, **values}
             self.ledger.append(evaluation_pb2.EvaluationRecord(sequence=len(self.ledger) + 1, step=step, **entry))
             self.grown.notify_all()
+
+
+def scored_inputs(script: Script) -> list[tensor_pb2.Tensor]:
+    """Return the first input of each batch that was scored."""
+    batches = [request.batch for request in script.requests if isinstance(request, evaluation_pb2.EvaluateRequest)]
+    return [batch.inputs[script.input_names[0]] for batch in batches if batch.inputs]
 
 
 class Peer(
@@ -239,7 +246,12 @@ class Peer(
             model_name="doubler",
             step=STEP,
             inputs=[
-                tensor_pb2.TensorSpec(name=name, dtype=float32, shape=[-1, 4], positional=self.script.positional)
+                tensor_pb2.TensorSpec(
+                    name=name,
+                    dtype=data_type(self.script.input_dtype),
+                    shape=[-1, 4],
+                    positional=self.script.positional,
+                )
                 for name in self.script.input_names
             ],
             outputs=[

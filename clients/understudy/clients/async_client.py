@@ -9,7 +9,6 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Iterable,
-    Mapping,
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
@@ -63,7 +62,7 @@ class AsyncClient(AsyncModelCalls):
     ) -> PredictResult:
         """Predict one batch; see `Client.predict`."""
         request = self._requests.predict(
-            inputs, version, await self._names(call_options, version, unless=isinstance(inputs, Mapping))
+            inputs, version, await self._names(call_options, version, unless=requests.is_described(inputs))
         )
         try:
             response = await self._invoke(self._stubs.predictions.Predict, request, call_options)
@@ -83,7 +82,7 @@ class AsyncClient(AsyncModelCalls):
         """Predict many batches; see `Client.predict_many`. A synchronous iterable is iterated on a thread."""
 
         async def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
-            names = await self._names(call_options, version, unless=isinstance(item, Mapping))
+            names = await self._names(call_options, version, unless=requests.is_described(item))
             return prediction_pb2.PredictStreamRequest(request=self._requests.predict(item, version, names))
 
         check_items(items, in_flight)
@@ -128,7 +127,7 @@ class AsyncClient(AsyncModelCalls):
         yield options
         async with aclosing(drawn(batches)) as source:
             async for batch in source:
-                names = await self._names(call_options, version, unless=requests.goes_by_name(batch))
+                names = await self._names(call_options, version, unless=requests.is_described_batch(batch))
                 yield requests.evaluate_batch(batch, names)
 
     async def compare(
@@ -170,7 +169,7 @@ class AsyncClient(AsyncModelCalls):
         yield options
         async with aclosing(drawn(batches if batches is not None else ())) as source:
             async for batch in source:
-                names = await self._names(call_options, version, unless=requests.goes_by_name(batch))
+                names = await self._names(call_options, version, unless=requests.is_described_batch(batch))
                 yield requests.compare_batch(batch, names)
 
     async def evaluate_dataset(
@@ -233,7 +232,7 @@ class AsyncClient(AsyncModelCalls):
             raise
 
     async def _names(self, call_options: CallOptions, version: Version | None, *, unless: bool) -> requests.Names:
-        """Return the names for arrays without names; empty if all arrays have names."""
+        """Return the names and dtypes for inputs that lack them; empty if none does."""
         if unless:
             return requests.Names()
         if self._known_names.names is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Unpack
 
@@ -57,13 +57,13 @@ class Client(ModelCalls):
 
         Args:
             inputs: Every input by name, each ``[examples, ...]``; or, without names, the one input of the model, or a
-                list of several in the model's order. The client then requests the names once. dtypes must be the
-                model's. Text and bytes become string tensors.
+                list of several in the model's order. The client then requests the names once. Arrays must have the
+                model's dtypes; lists of numbers get them, if the values fit. Text and bytes become string tensors.
             version: A step that is loaded, or a label; the serving version by default.
             call_options: See `understudy.clients.CallOptions`.
         """
         request = self._requests.predict(
-            inputs, version, self._names(call_options, version, unless=isinstance(inputs, Mapping))
+            inputs, version, self._names(call_options, version, unless=requests.is_described(inputs))
         )
         try:
             response = self._invoke(self._predictions.Predict, request, call_options)
@@ -95,7 +95,7 @@ class Client(ModelCalls):
         def build(item: Tensors) -> prediction_pb2.PredictStreamRequest:
             return prediction_pb2.PredictStreamRequest(
                 request=self._requests.predict(
-                    item, version, self._names(call_options, version, unless=isinstance(item, Mapping))
+                    item, version, self._names(call_options, version, unless=requests.is_described(item))
                 )
             )
 
@@ -156,7 +156,7 @@ class Client(ModelCalls):
     ) -> Iterator[evaluation_pb2.EvaluateRequest]:
         yield options
         for batch in batches:
-            names = self._names(call_options, version, unless=requests.goes_by_name(batch))
+            names = self._names(call_options, version, unless=requests.is_described_batch(batch))
             yield requests.evaluate_batch(batch, names)
 
     def compare(
@@ -209,7 +209,7 @@ class Client(ModelCalls):
     ) -> Iterator[evaluation_pb2.CompareRequest]:
         yield options
         for batch in batches if batches is not None else ():
-            names = self._names(call_options, version, unless=requests.goes_by_name(batch))
+            names = self._names(call_options, version, unless=requests.is_described_batch(batch))
             yield requests.compare_batch(batch, names)
 
     def evaluate_dataset(
@@ -288,7 +288,7 @@ class Client(ModelCalls):
         return response
 
     def _names(self, call_options: CallOptions, version: Version | None, *, unless: bool) -> requests.Names:
-        """Return the names for arrays without names; empty if all arrays have names."""
+        """Return the names and dtypes for inputs that lack them; empty if none does."""
         if unless:
             return requests.Names()
         if self._known_names.names is not None:

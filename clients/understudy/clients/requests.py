@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeGuard, TypeVar
+
+import numpy as np
 
 from understudy.clients.client_errors import InvalidArgumentError
 from understudy.clients.evaluation_types import EvaluationOutcome, ExampleKind, Metric
 from understudy.clients.types import ModelMetadata, Tensors, Version
 from understudy.v1 import evaluation_pb2, fleet_pb2, model_pb2, prediction_pb2, tensor_pb2
-from understudy.wire import WireError, encode_all
+from understudy.wire import WireError, encode_all, fixed_size_dtype
 
 Value = TypeVar("Value")
 
+_STRING: Final = "string"
 _TARGETS: Final = "targets"
 _SAMPLE_WEIGHTS: Final = "sample_weights"
 _BATCH_PARTS: Final = 4
@@ -44,14 +47,15 @@ _OUTCOMES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """The names of the model's inputs and outputs, in the model's order."""
+    """The names of the model's inputs and outputs, in the model's order, and the dtypes of inputs of numbers."""
 
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
 class KnownNames:
-    """The names for arrays without names, requested once.
+    """The names for arrays without names, and the dtypes for lists of numbers, requested once.
 
     They are the names of the serving version, or of the requested one if none is serving. Other versions have the same
     ones unless the architecture changed; in that case, pass arrays by name.
@@ -63,7 +67,9 @@ class KnownNames:
     def learn(self, metadata: ModelMetadata) -> Names:
         """Remember and return the names."""
         self.names = Names(
-            inputs=tuple(spec.name for spec in metadata.inputs), outputs=tuple(spec.name for spec in metadata.outputs)
+            inputs=tuple(spec.name for spec in metadata.inputs),
+            outputs=tuple(spec.name for spec in metadata.outputs),
+            dtypes={spec.name: spec.dtype for spec in metadata.inputs if spec.dtype != _STRING},
         )
         return self.names
 
@@ -83,7 +89,7 @@ class Requests:
     model_name: str
 
     def predict(self, inputs: Tensors, version: Version | None, names: Names) -> prediction_pb2.PredictRequest:
-        """Return a Predict request; arrays without names get the inputs' names."""
+        """Return a Predict request; arrays without names get the inputs' names, and lists of numbers their dtypes."""
         return prediction_pb2.PredictRequest(
             model_name=self.model_name, version=selector(version), inputs=_input_tensors(inputs, names)
         )
@@ -229,10 +235,15 @@ class Requests:
         return model_pb2.PromoteRequest(model_name=self.model_name, action=model_pb2.PROMOTE_ACTION_ROLL_BACK)
 
 
-def goes_by_name(batch: Any) -> bool:
-    """Return whether all arrays of a batch to score have names."""
+def is_described(inputs: Tensors) -> bool:
+    """Return whether all inputs have names and dtypes of their own, so that the model's are not needed."""
+    return isinstance(inputs, Mapping) and not any(_has_no_dtype(value) for _, value in _flattened(inputs))
+
+
+def is_described_batch(batch: Any) -> bool:
+    """Return the same of a batch to score, whose targets keep their dtypes."""
     inputs, targets, *_ = batch_parts(batch)
-    return isinstance(inputs, Mapping) and not isinstance(targets, tuple | list)
+    return is_described(inputs) and not isinstance(targets, tuple | list)
 
 
 def evaluate_batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateRequest:
@@ -324,14 +335,39 @@ def _batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateBatch:
 
 def _input_tensors(value: Tensors, names: Names) -> dict[str, tensor_pb2.Tensor]:
     if isinstance(value, Mapping) or len(names.inputs) == 1:
-        return _tensors(_by_name(value, *names.inputs))
+        return _tensors(_with_dtypes(_by_name(value, *names.inputs), names))
     if _is_in_order(value, names.inputs):
-        return _tensors(dict(zip(names.inputs, value, strict=True)))
+        return _tensors(_with_dtypes(dict(zip(names.inputs, value, strict=True)), names))
     came = f"a {type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else "a lone array"
     listed = ", ".join(names.inputs)
     raise InvalidArgumentError(
         f"got {came}; this model takes {listed}: give arrays by name, or a list of {len(names.inputs)} in this order"
     )
+
+
+def _with_dtypes(inputs: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """Make arrays of the model's dtypes of the inputs that are Python's numbers, which have none of their own."""
+    return {name: _as_dtype(value, names.dtypes.get(name)) for name, value in inputs.items()}
+
+
+def _as_dtype(value: Any, dtype: str | None) -> Any:
+    if dtype is None or not _has_no_dtype(value):
+        return value
+    try:
+        array = np.asarray(value)
+    except ValueError:  # the codec says why
+        return value
+    if array.dtype not in {np.dtype(np.float64), np.dtype(np.int64)}:
+        return value
+    expected = fixed_size_dtype(dtype)
+    cast = array.astype(expected)
+    if array.dtype.kind == "i" and expected.kind in "iu":
+        return cast if np.array_equal(cast, array) else value
+    return cast if np.can_cast(array.dtype, expected, "same_kind") else value
+
+
+def _has_no_dtype(value: Any) -> bool:
+    return isinstance(value, tuple | list | int | float)
 
 
 def _target_tensors(value: Tensors, names: Names) -> dict[str, tensor_pb2.Tensor]:
