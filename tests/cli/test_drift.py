@@ -154,9 +154,8 @@ def test_what_cannot_be_compared_is_refused_with_a_sentence(tmp_path: Path, data
     assert words in result.output
 
 
-@pytest.mark.parametrize("elements", [{"age": AGE}, AGE])
-def test_saved_elements_that_are_no_pairs_are_refused(tmp_path: Path, elements: Any) -> None:
-    tf.data.Dataset.from_tensor_slices(elements).save(str(tmp_path / "saved"))
+def test_saved_elements_need_no_targets(tmp_path: Path) -> None:
+    tf.data.Dataset.from_tensor_slices({"age": AGE}).save(str(tmp_path / "saved"))
     result = CliRunner().invoke(main, ["drift", str(tmp_path / "saved"), "--against", str(npz(tmp_path))])
-    assert result.exit_code == 1
-    assert "expected (x, y) or (x, y, sample_weight), one example each" in result.stderr
+    assert result.exit_code == 0, result.output
+    assert "age" in result.output

@@ -148,7 +148,7 @@ def test_an_unknown_label_is_refused_before_it_is_sent(client: Client, script: S
         ),
         (
             lambda client: client.evaluate((ROWS, ROWS)),
-            "a batch is (x, y) or (x, y, sample_weight), but got a ndarray; give an iterable of such, as in [(x, y)]",
+            "a batch is (x, y) or (x, y, sample_weight), or (x,) without targets, but got an ndarray; give an iterable",
         ),
         (lambda client: client.compare([], versions=[]), "versions is empty; 2 to 16 can be compared with one another"),
         (lambda client: client.compare([], versions="best"), "versions is the text 'best'; expected a list"),

@@ -60,8 +60,8 @@ def test_what_the_batches_raise_reaches_the_caller(client: Client) -> None:
 @pytest.mark.parametrize(
     ("batch", "complaint"),
     [
-        (ROWS, "a batch is (x, y) or (x, y, sample_weight), but got a ndarray"),
-        ((ROWS,), "a batch is (x, y) or (x, y, sample_weight), but got a tuple of 1"),
+        (ROWS, "a batch is (x, y) or (x, y, sample_weight), or (x,) without targets, but got an ndarray"),
+        ((), "a batch is (x, y) or (x, y, sample_weight), or (x,) without targets, but got a tuple of 0"),
         ((ROWS, ROWS.astype(complex)), "targets: dtype complex128 cannot be sent"),
     ],
 )

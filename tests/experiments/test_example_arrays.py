@@ -69,7 +69,6 @@ def test_dates_are_text(tmp_path: Path) -> None:
             {"picture": X, "y": Y},
             r"it has the arrays \['picture', 'y'\]; the model also needs 'image', 'x' or 'arr_0'",
         ),
-        ({"x": X}, r"it has the arrays \['x'\]; the model also needs 'digit', 'y', 'targets' or 'arr_1'"),
         (
             {"x": X, "y": Y, "sample_weights": Y},
             r"unknown to the model: \['sample_weights'\]; .* and features that --slice names; leave out",

@@ -160,6 +160,8 @@ class Peer(
             self.script.requests.append(message)
             if message.HasField("options"):
                 continue
+            if not message.batch.targets:
+                _abort(context, Failure(code=grpc.StatusCode.INVALID_ARGUMENT, message="there are no targets"))
             x = decode(message.batch.inputs[self.script.input_names[0]])
             lone = len(self.script.output_names) == 1
             y = decode(message.batch.targets["targets" if lone else self.script.output_names[0]])

@@ -27,12 +27,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Arrays ``[examples, ...]`` by name. Targets have the outputs' names; weights are ``[examples]``."""
+    """Arrays ``[examples, ...]`` by name. Targets have the outputs' names; weights are ``[examples]``.
+
+    Attributes:
+        inputs: All inputs of the model.
+        targets: The targets of those outputs that have any.
+        sample_weight: The weights; None without.
+        features: The features that the model does not take.
+        outputs: How many outputs the model has.
+    """
 
     inputs: Mapping[str, Array]
     targets: Mapping[str, Array]
     sample_weight: Array | None = None
     features: Mapping[str, Array] = field(default_factory=dict)
+    outputs: int = 1
 
     @property
     def count(self) -> int:
@@ -45,10 +54,10 @@ class Examples:
             yield _sliced(self.inputs, examples)
 
     def batches_of(self, batch_size: int) -> Iterator[tuple[Any, ...]]:
-        """Yield ``(inputs, targets, weights, features)`` in the same batches; the weights may be None."""
-        (lone_target, *others) = self.targets.values()
+        """Yield ``(inputs, targets, weights, features)`` in the same batches; targets and weights may be None."""
+        lone_target = next(iter(self.targets.values()), None) if self.outputs == 1 else None
         for examples in self._slices(batch_size):
-            targets = _sliced(self.targets, examples) if others else lone_target[examples]
+            targets = _sliced(self.targets, examples) or None if lone_target is None else lone_target[examples]
             weights = None if self.sample_weight is None else self.sample_weight[examples]
             yield _sliced(self.inputs, examples), targets, weights, _sliced(self.features, examples)
 
@@ -70,7 +79,7 @@ def examples_to_predict(file: Path, metadata: ModelMetadata) -> Examples:
 
 
 def examples_to_score(file: Path, metadata: ModelMetadata, slices: Sequence[str] = ()) -> Examples:
-    """Return the model's inputs, the targets of all its outputs, and the weights if any, from an ``.npz`` file.
+    """Return the model's inputs, and the targets and weights if any, from an ``.npz`` file.
 
     Features that slices name may be there in addition.
 
@@ -84,7 +93,11 @@ def examples_to_score(file: Path, metadata: ModelMetadata, slices: Sequence[str]
 
     found = _reported(find, file)
     return Examples(
-        inputs=found.inputs, targets=found.targets, sample_weight=found.sample_weight, features=found.features
+        inputs=found.inputs,
+        targets=found.targets,
+        sample_weight=found.sample_weight,
+        features=found.features,
+        outputs=len(metadata.outputs),
     )
 
 

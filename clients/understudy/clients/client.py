@@ -124,7 +124,9 @@ class Client(ModelCalls):
         Args:
             batches: Any iterable, a ``tf.data.Dataset`` too, of ``(x, y)`` or ``(x, y, sample_weight)``, each an array
                 ``[examples, ...]``, arrays by name, or, of several inputs or targets, a list in the model's order.
-                Sample weights are one array or arrays by name. Iterated on another thread; its errors are raised here.
+                Sample weights are one array or arrays by name. ``(x,)`` is enough for a model whose loss needs no
+                targets, and targets by name for those outputs that have a loss. Iterated on another thread; its errors
+                are raised here.
             version: A step or a label; a version that is not loaded is loaded for this call. The serving version by
                 default.
             metrics: Keras metrics; the compiled ones by default.

@@ -261,20 +261,26 @@ def compare_batch(batch: Any, names: Names) -> evaluation_pb2.CompareRequest:
 
 
 def batch_parts(batch: Any) -> tuple[Any, ...]:
-    """Return ``(x, y, sample_weight, features)``, of which the last two may be None.
+    """Return ``(x, y, sample_weight, features)``, of which all but the first may be None.
 
     Raises:
-        InvalidArgumentError: The batch is not the first two, three or four of these, or the features have no names.
+        InvalidArgumentError: The batch is not the first one to four of these, or the features have no names.
     """
-    if not isinstance(batch, tuple | list) or not 2 <= len(batch) <= _BATCH_PARTS:  # noqa: PLR2004 - (x, y)
-        came = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+    if not isinstance(batch, tuple | list) or not 1 <= len(batch) <= _BATCH_PARTS:
+        kind = type(batch).__name__
+        came = f"{_article(kind)} {kind}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
         raise InvalidArgumentError(
-            f"a batch is (x, y) or (x, y, sample_weight), but got {came}; give an iterable of such, as in [(x, y)]"
+            f"a batch is (x, y) or (x, y, sample_weight), or (x,) without targets, but got {came}; give an iterable of "
+            "such, as in [(x, y)]"
         )
-    parts = (*batch, None, None)[:_BATCH_PARTS]
+    parts = (*batch, None, None, None)[:_BATCH_PARTS]
     if not (parts[-1] is None or isinstance(parts[-1], Mapping)):
         raise InvalidArgumentError(f"features are arrays by name, but got a {type(parts[-1]).__name__}")
     return parts
+
+
+def _article(noun: str) -> str:
+    return "an" if noun.startswith(("a", "e", "i", "o", "u", "ndarray")) else "a"
 
 
 def selector(version: Version | None) -> tensor_pb2.VersionSelector | None:
@@ -327,7 +333,7 @@ def _batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateBatch:
     inputs, targets, weights, features = batch_parts(batch)
     return evaluation_pb2.EvaluateBatch(
         inputs=_input_tensors(inputs, names),
-        targets=_target_tensors(targets, names),
+        targets={} if targets is None else _target_tensors(targets, names),
         sample_weights={} if weights is None else _tensors(_by_name(weights, _SAMPLE_WEIGHTS)),
         features=_tensors(features or {}),
     )

@@ -1,11 +1,11 @@
 """Reads arrays from files, and finds a model's inputs and targets among them.
 
 The evaluator's ``--eval-data`` and the commands that send examples share these rules. The keys of an ``.npz`` file are
-the names of the model's inputs and, for scoring, of its outputs. A single input may also be ``x``, a single target
-``y`` or ``targets``. Any may be `numpy.savez`'s ``arr_0``, ``arr_1`` and so on, the inputs first, in the model's order.
-``sample_weight`` holds a weight for each example, and ``key`` its name in lists of examples. Other arrays are features
-that the model does not take, with one value for each example; they have to be named to be read. A ``.npy`` file holds
-one array, ``arr_0``.
+the names of the model's inputs and, for scoring, of those outputs that have targets. A single input may also be ``x``,
+a single target ``y`` or ``targets``. Any may be `numpy.savez`'s ``arr_0``, ``arr_1`` and so on, the inputs first, in
+the model's order. ``sample_weight`` holds a weight for each example, and ``key`` its name in lists of examples. Other
+arrays are features that the model does not take, with one value for each example; they have to be named to be read. A
+``.npy`` file holds one array, ``arr_0``.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ def find_examples(
     *,
     features: Collection[str] = (),
 ) -> FoundExamples:
-    """Return the model's inputs, the targets of all outputs, and the weights and features if there are any.
+    """Return the model's inputs, and the targets, weights and features if there are any.
+
+    Which outputs need targets depends on what the model is compiled with.
 
     Args:
         origin: What holds the arrays, for errors.
@@ -162,13 +164,18 @@ def find_examples(
         features: The names of features that the model does not take.
 
     Raises:
-        ExampleError: An array is missing, unknown to the model or of another kind of dtype, or they differ in length.
+        ExampleError: An input is missing, an array is unknown to the model or of another kind of dtype, or they differ
+            in length.
     """
     left = dict(arrays)
     had = f"{origin} has the arrays {sorted(arrays)}"
     weight = left.pop(WEIGHT_KEY, None)
     accepted = input_keys(inputs), target_keys(inputs, outputs)
-    found, targets = _take(had, left, inputs, accepted[0]), _take(had, left, outputs, accepted[1])
+    found = _take(had, left, inputs, accepted[0])
+    with_targets = [
+        (output, keys) for output, keys in zip(outputs, accepted[1], strict=True) if left.keys() & set(keys)
+    ]
+    targets = _take(had, left, *zip(*with_targets, strict=True)) if with_targets else {}
     named = {key: left.pop(key) for key in sorted(left.keys() & {*features, EXAMPLE_KEY})}
     if left:
         raise ExampleError(

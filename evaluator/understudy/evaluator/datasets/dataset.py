@@ -139,13 +139,17 @@ def arrange(
         )
     except ExampleError as error:
         raise InvalidInputError(str(error)) from error
-    (target, *others) = found.targets.values()
     return Batch(
         inputs=found.inputs,
-        targets=found.targets if others else {TARGETS: target},
+        targets=_as_targets(found.targets, signature),
         sample_weights={} if found.sample_weight is None else {SAMPLE_WEIGHTS: found.sample_weight},
         features=found.features,
     )
+
+
+def _as_targets(found: Arrays, signature: Signature) -> Arrays:
+    """Return targets by the names that a `Batch` has for them."""
+    return dict(found) if len(signature.outputs) > 1 else dict(zip([TARGETS], found.values(), strict=False))
 
 
 def load_npz(name: str, file: Path, *, features: Collection[str] = ()) -> ArrayDataset:
@@ -160,11 +164,6 @@ def load_npz(name: str, file: Path, *, features: Collection[str] = ()) -> ArrayD
         raise ConfigurationError(f"dataset {name!r}: there is no file {file}") from error
     except ExampleError as error:
         raise ConfigurationError(f"dataset {name!r}: {error}") from error
-    if len(arrays) == 1:
-        raise ConfigurationError(
-            f"dataset {name!r}: {file} holds only the array {next(iter(arrays))!r}; write inputs and targets with "
-            "numpy.savez(file, x=..., y=...)"
-        )
     return ArrayDataset(name, arrays, features=features)
 
 
@@ -222,10 +221,11 @@ def _common_length(name: str, arrays: Arrays) -> int:
 FINGERPRINT_EXAMPLES = 256
 _OTHER_SHAPE = re.compile(r"First element had shape (\[.*?\]) and element \d+ had shape (\[.*?\])")
 _PARTS_WITH_WEIGHTS = 3
+_INPUTS = "inputs"
 
 
 class ExperimentDataset:
-    """A ``tf.data.Dataset`` of unbatched ``(x, y)`` or ``(x, y, sample_weight)`` examples.
+    """A ``tf.data.Dataset`` of unbatched examples: ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
 
     Its digest covers its element types, its length and its first 256 examples, because reading all of it would cost as
     much as scoring it.
@@ -252,17 +252,17 @@ class ExperimentDataset:
 
     def batches(self, signature: Signature, batch_size: int, *, first_example: int = 0) -> Iterator[Batch]:
         """See `SeekableDataset`."""
-        for x, y, *weights in self._read(batch_size, first_example):
+        for x, *labels in map(parts_of, self._read(batch_size, first_example)):
             inputs, features = self._split(x, signature)
-            targets = self._named(y, signature.outputs, "targets")
+            targets, *weights = labels or [{}]
             yield Batch(
                 inputs=cast_inputs(self.name, inputs, signature),
-                targets=targets if len(signature.outputs) > 1 else {TARGETS: next(iter(targets.values()))},
+                targets=_as_targets(self._named(targets, signature.outputs, "targets"), signature),
                 sample_weights=self._weights(weights[0], signature) if weights else {},
                 features=features,
             )
 
-    def _read(self, batch_size: int, first_example: int = 0) -> Iterator[tuple[Any, ...]]:
+    def _read(self, batch_size: int, first_example: int = 0) -> Iterator[Any]:
         import tensorflow as tf
 
         try:
@@ -284,15 +284,16 @@ class ExperimentDataset:
             (leaves.keys() - names) & {*self._features, example_arrays.EXAMPLE_KEY} if names <= leaves.keys() else set()
         )
         inputs = {name: leaf for name, leaf in leaves.items() if name not in more} if more else x
-        return self._named(inputs, signature.inputs, "inputs"), {name: leaves[name] for name in sorted(more)}
+        return self._named(inputs, signature.inputs, _INPUTS), {name: leaves[name] for name in sorted(more)}
 
     def _check_elements(self) -> None:
         import tensorflow as tf
 
-        spec = self._examples.element_spec
-        if not isinstance(spec, tuple) or not 1 < len(spec) <= _PARTS_WITH_WEIGHTS:
+        spec = parts_of(self._examples.element_spec)
+        if not 1 <= len(spec) <= _PARTS_WITH_WEIGHTS:
             raise ConfigurationError(
-                f"dataset {self.name!r} has elements {spec}; expected (x, y) or (x, y, sample_weight), one example each"
+                f"dataset {self.name!r} has elements {spec}; expected x, (x, y) or (x, y, sample_weight), one example "
+                "each"
             )
         for what, part in zip(("x", "y", "sample_weight"), spec, strict=False):
             for path, leaf in _leaves(part):
@@ -304,7 +305,7 @@ class ExperimentDataset:
                     )
 
     def _columns(self) -> frozenset[str] | None:
-        x = self._examples.element_spec[0]
+        x = parts_of(self._examples.element_spec)[0]
         leaves = dict(_leaves(x))
         if isinstance(x, Mapping):
             return frozenset(leaves)
@@ -327,11 +328,14 @@ class ExperimentDataset:
         return self._named(structure, signature.outputs, "sample weights")
 
     def _named(self, structure: Any, specs: Sequence[TensorSpec], what: str) -> dict[str, Array]:
-        """Name the leaves: by their own keys if those are the model's names, else by position."""
+        """Name the leaves: by their own keys if those are the model's names, else by position.
+
+        The labels of some outputs may be missing if the others have names.
+        """
         leaves = _leaves(structure)
         names = [spec.name for spec in specs]
         found = dict(leaves)
-        if set(found) == set(names):
+        if set(found) == set(names) or (what != _INPUTS and set(found) <= set(names)):
             return found
         if len(leaves) != len(names):
             raise InvalidInputError(
@@ -390,6 +394,11 @@ def datasets_of(experiment: Experiment, *, features: Collection[str] = ()) -> li
     return [
         ExperimentDataset(name, examples, features=features) for name, examples in experiment.evaluation_data().items()
     ]
+
+
+def parts_of(element: Any) -> tuple[Any, ...]:
+    """Return ``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)``; as in Keras, what is no tuple is ``x``."""
+    return element if isinstance(element, tuple) else (element,)
 
 
 def _leaves(structure: Any) -> list[tuple[str, Any]]:

@@ -61,7 +61,7 @@ def is_saved_dataset(path: Path) -> bool:
 
 
 def load_saved(name: str, folder: Path, *, features: Collection[str] = ()) -> SavedDataset:
-    """Open a folder of single examples ``(x, y)`` or ``(x, y, sample_weight)``; see `ExperimentDataset`.
+    """Open a folder of single examples ``x``, ``(x, y)`` or ``(x, y, sample_weight)``; see `ExperimentDataset`.
 
     Raises:
         ConfigurationError: It is damaged, or is not a valid dataset.

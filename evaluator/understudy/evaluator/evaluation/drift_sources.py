@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from understudy.evaluator.datasets.dataset import SAMPLE_WEIGHTS, TARGETS, as_bytes
+from understudy.evaluator.datasets.dataset import SAMPLE_WEIGHTS, TARGETS, as_bytes, parts_of
 from understudy.evaluator.datasets.dataset_files import REQUEST_PREFIX, find_records, is_saved_dataset, read_records
 from understudy.evaluator.datasets.request_records import ANSWER_PREFIX, redacted_inputs
 from understudy.evaluator.evaluation.drift import LONE_INPUT
@@ -120,17 +120,13 @@ def _as_dataset(examples: Any) -> Any:
 def _elements(dataset: Any) -> Iterator[Examples]:
     import tensorflow as tf
 
-    if not isinstance(dataset.element_spec, tuple):
-        raise ConfigurationError(
-            f"the data has elements {dataset.element_spec}; expected (x, y) or (x, y, sample_weight), one example each"
-        )
     try:
-        for inputs, *rest in dataset.batch(BATCH_SIZE).as_numpy_iterator():
+        for inputs, *rest in map(parts_of, dataset.batch(BATCH_SIZE).as_numpy_iterator()):
             targets = _named(rest[0], TARGETS) if rest else {}
             yield Examples(inputs=_named(inputs, LONE_INPUT), targets=targets)
     except (tf.errors.OpError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"the examples cannot be read ({first_line(error)}); expected (x, y) or (x, y, sample_weight)"
+            f"the examples cannot be read ({first_line(error)}); expected x, (x, y) or (x, y, sample_weight)"
         ) from error
 
 

@@ -275,11 +275,19 @@ class Scorer:
         try:
             return self._build(self._data(inputs, specs, outputs, masks))
         except UNFIT as error:
-            missing = [name for name in self._interface.outputs.names if name not in labels.targets]
-            without = f"; there are none of {', '.join(map(repr, missing))}" if missing else ""
-            raise InvalidInputError(
-                f"the targets do not fit the model's loss and metrics: {first_line(error)} ({labels.shown()}{without})"
-            ) from error
+            raise InvalidInputError(self._unfit(labels, first_line(error))) from error
+
+    def _unfit(self, labels: _Labels, why: str) -> str:
+        missing = [name for name in self._interface.outputs.names if name not in labels.targets]
+        of_missing = ", ".join(map(repr, missing))
+        if not labels.targets:
+            named = "this name or as 'y'" if len(missing) == 1 else "these names"
+            return (
+                f"there are no targets of {of_missing}, which the model's loss and metrics need ({why}); give them "
+                f"under {named}"
+            )
+        without = f"; there are none of {of_missing}" if missing else ""
+        return f"the targets do not fit the model's loss and metrics: {why} ({labels.shown()}{without})"
 
     def _labels(self, batch: Batch) -> _Labels:
         """Key targets by outputs, and give every output a weight if one output has its own."""
