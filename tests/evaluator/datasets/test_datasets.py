@@ -210,3 +210,20 @@ def test_an_experiments_elements_have_one_to_three_parts() -> None:
         ExperimentDataset("test", tf.data.Dataset.from_tensor_slices((np.zeros((2, 2)),) * 4))
     with pytest.raises(ConfigurationError, match="is empty"):
         ExperimentDataset("test", tf.data.Dataset.from_tensor_slices((np.zeros((0, 2)), np.zeros(0))))
+
+
+def test_a_dataset_that_never_ends_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"dataset 'test' repeats without end; .* leave out repeat\(\)"):
+        ExperimentDataset("test", tf.data.Dataset.from_tensor_slices((np.zeros((2, 2)), np.zeros(2))).repeat())
+
+
+def test_elements_that_are_batches_are_refused_with_what_makes_examples_of_them() -> None:
+    examples = tf.data.Dataset.from_tensor_slices((np.zeros((6, 2)), np.zeros((6, 3))))
+    of_one_size = ExperimentDataset("test", examples.batch(3))
+
+    with pytest.raises(
+        InvalidInputError, match=r"'image' of the shape \[3, 2\]; \[2\] was .*: if they are batches, .*unbatch\(\)"
+    ):
+        list(of_one_size.batches(ONE, 10))
+    with pytest.raises(ConfigurationError, match=r"\[4,2\] and \[2,2\] in one batch; .* batches, .*unbatch\(\)"):
+        ExperimentDataset("test", examples.batch(4))

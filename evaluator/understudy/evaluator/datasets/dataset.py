@@ -222,6 +222,7 @@ FINGERPRINT_EXAMPLES = 256
 _OTHER_SHAPE = re.compile(r"First element had shape (\[.*?\]) and element \d+ had shape (\[.*?\])")
 _PARTS_WITH_WEIGHTS = 3
 _INPUTS = "inputs"
+_IF_BATCHES = "if they are batches, make examples of them with dataset.unbatch()"
 
 
 class ExperimentDataset:
@@ -237,7 +238,7 @@ class ExperimentDataset:
 
     Raises:
         ConfigurationError: The name is not a valid folder name, the elements have another structure, or there are
-            none.
+            none, or infinitely many.
     """
 
     def __init__(self, name: str, examples: Any, *, features: Collection[str] = ()) -> None:
@@ -245,8 +246,7 @@ class ExperimentDataset:
         self._examples = examples
         self._features = frozenset(features)
         self._check_elements()
-        cardinality = int(examples.cardinality())
-        self.examples: int | None = cardinality if cardinality >= 0 else None
+        self.examples = self._count()
         self.digest = self._fingerprint()
         self.columns = self._columns()
 
@@ -254,6 +254,7 @@ class ExperimentDataset:
         """See `SeekableDataset`."""
         for x, *labels in map(parts_of, self._read(batch_size, first_example)):
             inputs, features = self._split(x, signature)
+            self._check_single(inputs, signature)
             targets, *weights = labels or [{}]
             yield Batch(
                 inputs=cast_inputs(self.name, inputs, signature),
@@ -273,8 +274,30 @@ class ExperimentDataset:
                 raise
             raise InvalidInputError(
                 f"dataset {self.name!r} has examples of shapes {found[1]} and {found[2]} in one batch; one shape was "
-                "expected: pad the examples, and give the padding a sample weight of 0"
+                f"expected: pad the examples, and give the padding a sample weight of 0; {_IF_BATCHES}"
             ) from error
+
+    def _count(self) -> int | None:
+        import tensorflow as tf
+
+        cardinality = int(self._examples.cardinality())
+        if cardinality == tf.data.INFINITE_CARDINALITY:
+            raise ConfigurationError(
+                f"dataset {self.name!r} repeats without end; each example is scored once: leave out repeat(), or end "
+                "it with take(n)"
+            )
+        return cardinality if cardinality >= 0 else None
+
+    def _check_single(self, inputs: Arrays, signature: Signature) -> None:
+        """Refuse elements that have an axis more than an example of the model."""
+        for spec in signature.inputs:
+            element = inputs[spec.name].shape[1:]
+            if len(element) == len(spec.shape):
+                expected = ", ".join("any" if length is None else str(length) for length in spec.shape[1:])
+                raise InvalidInputError(
+                    f"dataset {self.name!r} has elements with the input {spec.name!r} of the shape {list(element)}; "
+                    f"[{expected}] was expected, one example each: {_IF_BATCHES}"
+                )
 
     def _split(self, x: Any, signature: Signature) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return the inputs and the features that only slices need, by name."""
