@@ -202,7 +202,7 @@ def test_a_stream_without_a_batch_is_refused(classifier: Slot) -> None:
         ({"targets": {"digit": np.zeros(3)}}, "one output, here called 'outputs', because Keras generated its name"),
         ({"targets": {"targets": np.zeros(2)}}, "target 'targets' has 2 examples; 3 were expected"),
         ({"targets": {"targets": np.float32(1)}}, "is a scalar"),
-        ({"targets": {}}, "targets do not fit the model's loss and metrics"),
+        ({"targets": {}}, "there are no targets of .*, which the model's loss and metrics need"),
         ({"targets": {"targets": np.zeros((3, 7), np.float32)}}, "targets do not fit the model's loss"),
         ({"sample_weights": {"other": np.ones(3)}}, "got the sample weights 'other'"),
         ({"sample_weights": {"sample_weights": np.ones(4)}}, "sample weight 'sample_weights' has 4 examples"),
@@ -263,6 +263,14 @@ def test_a_metric_that_the_targets_of_a_sequence_do_not_fit_is_named_without_the
     batch = Batch(inputs={"x": np.ones((2, 5, 3), np.float32)}, targets={"targets": np.zeros((2, 5), np.int64)})
     said = r"targets: int64\[examples, 5\]; outputs: float32\[examples, 5, 3\]\); it takes"
     with pytest.raises(InvalidInputError, match=said):
+        score(make_slot(model), batch, metrics=(MetricSpec(name="AUC"),))
+
+
+def test_the_output_of_a_sequential_model_is_named_too(make_slot: Callable[..., Slot]) -> None:
+    model = keras.Sequential([keras.Input((3,), name="x"), layers.Dense(3, activation="softmax", name="kind")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    batch = Batch(inputs={"x": np.ones((4, 3), np.float32)}, targets={"targets": CLASS_NUMBERS})
+    with pytest.raises(InvalidInputError, match="the targets of 'kind' do not fit the metric 'AUC'"):
         score(make_slot(model), batch, metrics=(MetricSpec(name="AUC"),))
 
 
@@ -332,7 +340,7 @@ def test_a_model_that_runs_whole_says_the_shapes_that_do_not_fit(
         shape = "examples, 7" if targets.ndim == 2 else "examples"
         assert str(refused.value).startswith(f"{said} (targets: float32[{shape}]; outputs: float32[examples, 2])")
         assert "node" not in str(refused.value)
-    with pytest.raises(InvalidInputError, match="targets: none"):
+    with pytest.raises(InvalidInputError, match=r"targets: none|no targets of"):
         score(slot, Batch(inputs=inputs, targets={}))
 
 

@@ -42,13 +42,14 @@ class Misfits:
     Args:
         model: The compiled model.
         has_loss: Whether its loss counts.
-        has_one_output: Whether it has a single output, whose loss can be named.
+        output_names: The names of its outputs. The loss of a single one can be named.
         predict: Returns its outputs from its inputs, the outputs that are known, and their masks.
     """
 
-    def __init__(self, model: Any, *, has_loss: bool, has_one_output: bool, predict: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, *, has_loss: bool, output_names: Sequence[str], predict: Callable[..., Any]) -> None:
         self._loss = compiled_loss(model) if has_loss else None
-        self._loss_name = _loss_name(model.loss) if has_one_output else ""
+        self._output_name, *others = output_names
+        self._loss_name = "" if others else _loss_name(model.loss)
         self._metrics = compiled_metrics(model)
         self._predict = predict
         self._last: tuple[tuple[Any, ...], str] = (), ""
@@ -90,7 +91,7 @@ class Misfits:
             return
         for metric, output, target, prediction in metrics_with_values(self._metrics, targets, predictions):
             if why := _error(metric.update_state, target, prediction):
-                what = f"the targets of {output!r} do not fit the metric {metric.name!r}"
+                what = f"the targets of {output or self._output_name!r} do not fit the metric {metric.name!r}"
                 of_classes = self._loss_name.startswith(_SPARSE) or target.dtype.is_integer
                 helps = _remedy(metric, target, prediction, of_classes=of_classes)
                 yield f"{_said(what, why, target, prediction)}; {helps}"

@@ -283,8 +283,8 @@ class Scorer:
         if not labels.targets:
             named = "this name or as 'y'" if len(missing) == 1 else "these names"
             return (
-                f"there are no targets of {of_missing}, which the model's loss and metrics need ({why}); give them "
-                f"under {named}"
+                f"there are no targets of {of_missing}, which the model's loss and metrics need ({why.rstrip('.')}); "
+                f"give them under {named}"
             )
         without = f"; there are none of {of_missing}" if missing else ""
         return f"the targets do not fit the model's loss and metrics: {why} ({labels.shown()}{without})"

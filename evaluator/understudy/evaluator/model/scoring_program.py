@@ -168,7 +168,7 @@ class ScoringProgram:
         self._misfits = Misfits(
             model,
             has_loss=options.with_loss,
-            has_one_output=len(interface.outputs.names) == 1,
+            output_names=interface.outputs.names,
             predict=self.predictions,
         )
         self._create_variables(data)
