@@ -85,7 +85,10 @@ def test_certificates_that_cannot_be_used_end_the_start_at_once(front_end: str, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve", "--run-dir", "unused", "--eval-data", "test=none.npz"], "dataset 'test': there is no file none.npz"),
+        (
+            ["serve", "--run-dir", "unused", "--eval-data", "test=none.npz"],
+            "dataset 'test': there is no file none.npz; it has to be there at the start",
+        ),
         (["serve", "--run-dir", "unused", "--experiment", "none.py:Own"], "'none.py:Own': there is no file"),
         (["train", "none.py:Own", "--run-dir", "unused", "--steps", "1"], "'none.py:Own': there is no file"),
     ],

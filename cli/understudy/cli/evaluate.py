@@ -85,10 +85,10 @@ def command(
 ) -> None:
     """Score a version on the examples of FILES, or on a dataset of the server.
 
-    For a server, there is one .npz file with every input and every target under the names of the model's inputs and
-    outputs (a single input may also be called x, a single target y), and optionally sample_weight, a weight for each
-    example, and the features that --slice names. A dataset is scored with the slices and intervals that the server is
-    set to.
+    For a server, there is one .npz file with every input, and the targets of the outputs that have a loss or metric,
+    under the names of the model's inputs and outputs (a single input may also be called x, a single target y), and
+    optionally sample_weight, a weight for each example, and the features that --slice names. A dataset is scored with
+    the slices and intervals that the server is set to.
 
     With --run-dir, no server is needed: the checkpoint is read from the run, and --workers processes compute its
     outputs. FILES are then .npz files, TFRecord files or folders of them, or their URLs (s3://..., gs://...), or one

@@ -479,4 +479,4 @@ def addresses_of(follow: str | None) -> tuple[str, ...]:
 def check_exists(dataset: str, path: Path) -> None:
     """Raise ConfigurationError if there is no such file of a dataset."""
     if not path.exists():
-        raise ConfigurationError(f"dataset {dataset!r}: there is no file {path}")
+        raise ConfigurationError(f"dataset {dataset!r}: there is no file {path}; it has to be there at the start")
