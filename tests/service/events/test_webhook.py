@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
+import socket
 import ssl
+import threading
 import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -119,6 +122,26 @@ def test_a_receiver_that_answers_a_byte_at_a_time_is_given_up(receiver: Receiver
     receiver.always = drip
     with pytest.raises(DeliveryError, match="no answer within 1 s"):
         webhook(receiver.url, timeout_seconds=1.0).export(EVENT)
+
+
+def test_a_name_that_is_not_resolved_in_time_holds_up_neither_the_next_attempt_nor_the_end_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given_up = threading.Event()
+    outcomes: queue.Queue[bool] = queue.Queue()
+    before = set(threading.enumerate())
+
+    def resolve(*_: Any, **__: Any) -> Any:
+        outcomes.put(given_up.wait(3.0))
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with pytest.raises(DeliveryError, match=r"^no answer within 0\.1 s$"):
+        webhook("http://events.example.com/", timeout_seconds=0.1).export(EVENT)
+    waited_for = [thread.name for thread in set(threading.enumerate()) - before if not thread.daemon]
+    given_up.set()
+    assert outcomes.get(timeout=30.0)
+    assert waited_for == []
 
 
 def test_the_body_of_an_answer_is_not_read(receiver: Receiver) -> None:

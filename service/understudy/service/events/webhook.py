@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import ssl
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -99,7 +102,8 @@ class Webhook:
             "webhook-signature": " ".join(signatures),
         }
         try:
-            status = asyncio.run(self._post(body.encode(), headers))
+            with asyncio.Runner(loop_factory=_Loop) as runner:
+                status = runner.run(self._post(body.encode(), headers))
         except TimeoutError as error:
             raise DeliveryError(f"no answer within {self._timeout_seconds:g} s") from error
         except httpx.ConnectError as error:
@@ -122,6 +126,24 @@ class Webhook:
             client.stream("POST", self._url, content=body, headers=headers) as response,
         ):
             return response.status_code
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Resolves names on threads that are not waited for, as a resolver that hangs cannot be interrupted."""
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        """See `asyncio.AbstractEventLoop`."""
+        addresses: Future[Any] = Future()
+        addresses.set_running_or_notify_cancel()
+
+        def resolve() -> None:
+            try:
+                addresses.set_result(socket.getaddrinfo(host, port, **options))
+            except (OSError, UnicodeError) as error:
+                addresses.set_exception(error)
+
+        threading.Thread(target=resolve, name="understudy-resolve", daemon=True).start()
+        return await asyncio.wrap_future(addresses)
 
 
 @dataclass(frozen=True, kw_only=True)
