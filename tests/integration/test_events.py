@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ import pytest
 from integration.conftest import Run
 
 from testkit.checkpoints import WIDTH, Chief
-from testkit.in_process import until
+from testkit.fleet import evaluator_process
+from testkit.in_process import WAIT_SECONDS, until
 from testkit.webhook_receiver import SECRET, Receiver, receiving
+from understudy.clients import Client
 from understudy.service.events.webhook_settings import destination_name
 
 
@@ -89,3 +93,35 @@ def test_a_restarted_service_posts_what_was_left_and_nothing_twice(
         assert ids[0] == unanswered[0].id
         assert len({*ids}) == len({(each.id, each.body) for each in receiver.received})
         assert receiver.events(1).count(("promoted", "10")) <= 1
+
+
+_STUCK = """
+import atexit
+import threading
+from pathlib import Path
+
+from understudy.service.events import deliveries
+
+deliveries._LONGEST_CALL_SECONDS = 0.2
+atexit.register(threading.Event().wait)  # as those of libraries do whose server does not answer
+
+
+class Stuck:
+    def __init__(self, context):
+        Path(__file__).with_suffix(".began").touch()
+        threading.Event().wait()
+"""
+
+
+def test_a_service_ends_although_an_exporter_does_not_return_and_keeps_its_library_from_ending(
+    chief: Chief, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stuck.py").write_text(_STUCK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    chief.publish(10)
+    with evaluator_process(tmp_path, 0, "--exporter=stuck:Stuck") as (process, address):
+        with Client(address) as client:
+            until(lambda: client.status(wait_for_ready=True).serving_step == 10)
+        until((tmp_path / "stuck.began").exists)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_SECONDS) == 0

@@ -50,6 +50,15 @@ def start_again() -> NoReturn:
     os.execv(sys.executable, own_command())  # noqa: S606 - it starts without a shell on purpose
 
 
+def exit_at_once(failure: click.ClickException | None) -> NoReturn:
+    """End the process without the shutdown of libraries, which may wait for others or for their own threads."""
+    if failure is not None:
+        failure.show()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if failure is None else failure.exit_code)
+
+
 class ChildProcess:
     """A child process that writes to a log file, whose lines go to a listener.
 

@@ -14,7 +14,7 @@ from understudy.cli.command_errors import (
     reported,
 )
 from understudy.cli.options import settings_options
-from understudy.cli.processes import start_again
+from understudy.cli.processes import exit_at_once, start_again
 from understudy.evaluator.evaluator_errors import EvaluatorError
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.experiments import ExperimentError
@@ -46,11 +46,27 @@ def command(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> N
 def run_service(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
     """Serve until SIGTERM or the end of training. Start this program again if the run folder is trained anew.
 
+    Ends the process if an exporter has not returned.
+
     Raises:
         CommandError: An expected failure; or a signal before the end of training, where that end is waited for.
     """
     with reported(EvaluatorError, ExperimentError):
         settings.location.check()
+    from understudy.service.events.deliveries import have_left_exporters
+
+    failure = None
+    try:
+        _serve(settings, evaluator_settings)
+    except CommandError as error:
+        failure = error
+    if have_left_exporters():
+        exit_at_once(failure)
+    if failure is not None:
+        raise failure
+
+
+def _serve(settings: ServeSettings, evaluator_settings: EvaluatorSettings) -> None:
     from understudy.evaluator.evaluation.training_end import ExitReason
     from understudy.service.server import serve
 

@@ -6,13 +6,14 @@ import functools
 import os
 import signal
 import sys
-from typing import Literal, NoReturn
+from typing import Literal
 
 import click
 
 from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.options import settings_options
+from understudy.cli.processes import exit_at_once
 from understudy.cli.supervisor import is_supervised
 from understudy.experiments import ExperimentError, check_spec, load_experiment
 from understudy.trainer import (
@@ -111,7 +112,7 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
         if isinstance(error, PreemptedError) and not error.alone:
             _leave_cluster(settings, failure)
         if settings.strategy in _CLUSTERS or isinstance(error, PreemptedError):
-            _exit_at_once(failure)
+            exit_at_once(failure)
         raise failure from error
 
 
@@ -135,16 +136,7 @@ def _leave_cluster(settings: TrainSettings, failure: TrainFailedError | None) ->
     task = parse(os.environ)
     if task is not None and task.is_chief and settings.strategy == "multi_worker":
         wait_until_gone(task, timeout_seconds=_LAST_SECONDS)
-    _exit_at_once(failure)
-
-
-def _exit_at_once(failure: TrainFailedError | None) -> NoReturn:
-    """End the process without TensorFlow's shutdown, which may wait for exited tasks, or for its own threads."""
-    if failure is not None:
-        failure.show()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0 if failure is None else failure.exit_code)
+    exit_at_once(failure)
 
 
 def _reporter(progress: ProgressFormat) -> ProgressReporter:

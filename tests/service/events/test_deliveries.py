@@ -21,7 +21,7 @@ from understudy.evaluator.records.events import Event
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import DeliveryCounts, Outbox, Subscription
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
-from understudy.service.events.deliveries import Deliveries, EventMetrics, RetryOptions
+from understudy.service.events.deliveries import Deliveries, EventMetrics, RetryOptions, have_left_exporters
 from understudy.service.events.exporter import Exporter
 from understudy.service.events.webhook import Webhook
 
@@ -232,6 +232,30 @@ def test_the_end_does_not_wait_for_what_fails(tmp_path: Path) -> None:
 
     assert time.monotonic() - began < WAIT_SECONDS
     assert taken.closed == 1
+
+
+def test_the_end_waits_for_an_exporter_that_does_not_return_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.service.events.deliveries._LONGEST_CALL_SECONDS", 0.1)
+    begun, release = threading.Event(), threading.Event()
+
+    class Stuck(Taken):
+        def export(self, event: Event) -> None:
+            begun.set()
+            release.wait(WAIT_SECONDS)
+            super().export(event)
+
+    delivering = Delivering(tmp_path, {"a": Stuck})
+    delivering.score(1)
+    delivering.deliveries.start()
+    assert begun.wait(WAIT_SECONDS)
+    began = time.monotonic()
+    delivering.close()
+    assert time.monotonic() - began < 10
+    assert have_left_exporters()
+    release.set()
+    delivering.until(lambda: not have_left_exporters())
 
 
 def test_the_pause_doubles_up_to_the_longest() -> None:

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -27,6 +28,8 @@ CLOSE_SECONDS: Final = 5.0
 """How long the threads go on to deliver what waits, while nothing fails, when they are closed."""
 
 _JOIN_SECONDS: Final = 20.0
+_LONGEST_CALL_SECONDS: Final = 12.0
+"""How long an exporter may take, before and after the threads are closed, until its thread is left behind."""
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _MOST_DOUBLINGS: Final = 20
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^\s/@]+@")
@@ -111,10 +114,15 @@ class Deliveries:
         self._outbox.wake()
         until = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, until - time.monotonic()))
+            while thread.is_alive() and (left := min(until, thread.gives_up_at) - time.monotonic()) > 0:
+                thread.join(left)
             if thread.is_alive():
                 _log.warning("an exporter did not return; its event is delivered again", thread=thread.name)
+
+
+def have_left_exporters() -> bool:
+    """Return whether an exporter has not returned. Then the hooks of its library may keep the process from ending."""
+    return any(isinstance(thread, _DeliveryThread) for thread in threading.enumerate())
 
 
 class _DeliveryThread(threading.Thread):
@@ -130,6 +138,7 @@ class _DeliveryThread(threading.Thread):
     ) -> None:
         super().__init__(name=f"understudy-events-{destination}", daemon=True)
         self.stop_at = math.inf
+        self.gives_up_at = math.inf
         self._destination = destination
         self._make = make
         self._outbox = outbox
@@ -157,16 +166,27 @@ class _DeliveryThread(threading.Thread):
                 seen = self._outbox.wait(seen, POLL_SECONDS)
         if self._exporter is not None:
             try:
-                self._exporter.close()
+                with self._timed():
+                    self._exporter.close()
             except Exception:  # noqa: BLE001 - of the user's or a library's
                 _log.exception("an exporter cannot be closed", destination=self._destination)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Call the exporter, for which `Deliveries.close` waits for a while only."""
+        self.gives_up_at = time.monotonic() + _LONGEST_CALL_SECONDS
+        try:
+            yield
+        finally:
+            self.gives_up_at = math.inf
 
     def _deliver(self, delivery: Delivery) -> bool:
         """Try to deliver an event; return whether that succeeded."""
         try:
-            if self._exporter is None:
-                self._exporter = self._make()
-            self._exporter.export(delivery.event)
+            with self._timed():
+                if self._exporter is None:
+                    self._exporter = self._make()
+                self._exporter.export(delivery.event)
         except Exception as error:  # noqa: BLE001 - an exporter may raise anything; it is recorded
             self._note_failure(delivery, error)
             return False
