@@ -246,6 +246,33 @@ def test_a_server_does_not_stay_with_one_that_has_lost_the_evaluator_if_it_can_r
     assert between.client().status().serving_step == 10
 
 
+def test_an_evaluator_whose_state_is_restored_from_a_backup_is_followed_through_a_server_between(
+    chief: Chief, evaluate: Start, follow: Start, evaluator_stack: ExitStack, tmp_path: Path
+) -> None:
+    for step in (10, 20, 30):
+        chief.publish(step)
+    evaluator = evaluate(version_policy=10)
+    own_port = {"grpc_port": int(evaluator.grpc.rpartition(":")[2])}
+    between = follow("between", evaluator.grpc)
+    leaf = follow("leaf", between.grpc)
+    assert (between.wait_ready(), leaf.wait_ready()) == (10, 10)
+    state, backup = tmp_path / "run" / "evaluator", tmp_path / "backup"
+    shutil.copytree(state, backup)
+    for step in (20, 30):
+        evaluator.client().promote(step)
+        until(serves(leaf.client(), step))
+    evaluator_stack.close()
+    shutil.rmtree(state)
+    backup.rename(state)
+    evaluator = evaluate(settings=own_port, version_policy=10)  # it has forgotten decisions 2 and 3
+    for step in (10, 20):
+        if step != 10:
+            evaluator.client().promote(step)
+        for each in (between, leaf):
+            until(serves(each.client(), step))
+        until(lambda: fleet(between.client())["leaf"].current)
+
+
 def test_a_checkpoint_that_the_trainer_has_deleted_comes_from_the_evaluator(
     chief: Chief, evaluate: Start, follow: Start, tmp_path: Path
 ) -> None:

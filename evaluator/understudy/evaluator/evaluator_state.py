@@ -14,7 +14,7 @@ from understudy.evaluator.lifecycle import EvaluatorLifecycle
 from understudy.evaluator.records.ledger import Ledger
 from understudy.evaluator.records.outbox import Outbox
 from understudy.evaluator.serving.checkpoint_store import open_leased
-from understudy.evaluator.serving.decision_file import OnDecision, ServingDecision
+from understudy.evaluator.serving.decision_file import OnDecision
 from understudy.evaluator.serving.ranking import Monitor
 from understudy.evaluator.serving.rollout_file import RunningRollout
 from understudy.evaluator.serving.rollout_health import ServerReport
@@ -139,11 +139,6 @@ class EvaluatorState(EvaluatorLifecycle):
         """Return the step that `unpin` serves, or None if that keeps the serving one."""
         return self._components.target.step_without_pin()
 
-    @property
-    def decision(self) -> ServingDecision | None:
-        """Which checkpoint is serving, with the number of the decision, also of an earlier process; None at first."""
-        return self._components.decisions.current
-
     def hand_over(self) -> None:
         """Have servers that follow go over to the evaluator that starts next where this state folder was.
 
@@ -153,7 +148,10 @@ class EvaluatorState(EvaluatorLifecycle):
             self._components.decisions.hand_over()
 
     def on_decision(self, listener: OnDecision) -> None:
-        """Call back with each later decision, on a thread of the evaluator; it must be quick and must not raise."""
+        """Call back with the present decision, if it has a number, and each later one, on a thread of the evaluator.
+
+        It must be quick and must not raise.
+        """
         self._components.decisions.listen(listener)
 
     def use_fleet(self, reports: Callable[[], Sequence[ServerReport]]) -> None:

@@ -158,9 +158,11 @@ class DecisionFile:
         return self._current
 
     def listen(self, listener: OnDecision) -> None:
-        """Call back with each later decision; it must be quick and must not raise."""
+        """Call back with the present decision, if numbered, and with each later one; it must be quick and not raise."""
         with self._lock:
             self._listeners.append(listener)
+            if self._current is not None and self._current.evaluator_id:
+                listener(self._current)
 
     def publish(self, serving: Callable[[], CheckpointKey | None], *, followed: FollowedEvaluator | None) -> None:
         """Write what is serving, unless it is the last decision that was written. Call it again if the disk was full.

@@ -76,10 +76,9 @@ class FleetHandler:
         self._reads = asyncio.Semaphore(MAX_READS)
         self._changed = Notifier()
         self._decisions: deque[ServingDecision] = deque(maxlen=_KEPT_DECISIONS)
+        self._added = 0
         self._evaluator.on_decision(self._on_decision)
         self._evaluator.use_fleet(fleet.followers)
-        if (present := self._evaluator.decision) is not None and present.evaluator_id:
-            self._add_decision(present)
 
     def stop(self) -> None:
         """Wake the streams, which end if the service drains."""
@@ -125,19 +124,19 @@ class FleetHandler:
         that it follows: the caller may know an address that has it.
         """
         reading.add_done_callback(lambda _: self._changed.notify())
-        sent = self._decisions[-1] if self._decisions else None
-        yield sent
+        sent = self._added
+        yield self._decisions[-1] if self._decisions else None
         while True:
             changed = self._changed.subscribe()
-            for decision in [each for each in self._decisions if _is_later(each, sent)]:
+            unsent, sent = self._added - sent, self._added
+            for decision in list(self._decisions)[-unsent:] if unsent else ():
                 yield decision
-                sent = decision
             if reading.done():
                 reading.result()
                 return
             if self._readiness.state is ReadinessState.DRAINING:
                 raise DrainingError(f"{ReadinessState.DRAINING.value}; follow again")
-            if (not self._decisions or self._decisions[-1] == sent) and not await self._is_changed(changed):
+            if self._added == sent and not await self._is_changed(changed):
                 return
 
     async def _is_changed(self, changed: asyncio.Event) -> bool:
@@ -227,25 +226,23 @@ class FleetHandler:
         return await self._loop.run_in_executor(self._executor, work)
 
     def _on_decision(self, decision: ServingDecision) -> None:
-        """Receive a decision on a thread of the evaluator."""
+        """Receive a decision, on this thread or one of the evaluator."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._add_decision, decision)
 
     def _add_decision(self, decision: ServingDecision) -> None:
         last = self._decisions[-1] if self._decisions else None
-        if not _is_later(decision, last):
-            return
-        if (
-            last is not None and last.evaluator_id != decision.evaluator_id
-        ):  # of another evaluator that this one follows
+        if last is not None and not _is_later(decision, last):
             self._decisions.clear()
         self._decisions.append(decision)
+        self._added += 1
         self.fleet.decided(decision)
         self._changed.notify()
 
 
-def _is_later(decision: ServingDecision, than: ServingDecision | None) -> bool:
-    return than is None or decision.evaluator_id != than.evaluator_id or decision.sequence > than.sequence
+def _is_later(decision: ServingDecision, than: ServingDecision) -> bool:
+    """Return whether a decision is a later one of the same evaluator, whose state was not restored meanwhile."""
+    return decision.evaluator_id == than.evaluator_id and decision.sequence > than.sequence
 
 
 def _message(decision: ServingDecision) -> fleet_pb2.ServingDecision:
