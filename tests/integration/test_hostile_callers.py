@@ -21,6 +21,7 @@ from understudy.evaluator.model.reclaiming import MemoryTrimmer
 from understudy.evaluator.serving.servable import Servable
 from understudy.service.calls.parsing import LARGE_BYTES
 from understudy.service.handlers import messages
+from understudy.service.handlers.paging import encode_token
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc
 from understudy.wire import encode
 
@@ -86,6 +87,20 @@ def test_a_page_token_beyond_the_ledger_is_the_callers_error(stub: Any) -> None:
         with pytest.raises(grpc.RpcError, match="page_token") as raised:
             stub.ListEvaluations(evaluation_pb2.ListEvaluationsRequest(page_token=token), timeout=SECONDS)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@with_grpcio
+def test_a_place_that_the_ledger_has_not_reached_is_the_callers_error(client: Client, stub: Any) -> None:
+    """The ledger was restored or begun anew, and a watch that went on there would pass its next entries over."""
+    last = max(each.sequence for each in client.list_evaluations())
+    page = evaluation_pb2.ListEvaluationsRequest(page_token=encode_token(last + 1, b""))
+    watch = evaluation_pb2.WatchEvaluationsRequest(after_sequence=last + 1)
+    refusal = f"the newest entry of the ledger is {last}"
+    with pytest.raises(grpc.RpcError, match=refusal) as paged:
+        stub.ListEvaluations(page, timeout=SECONDS)
+    with pytest.raises(grpc.RpcError, match=refusal) as watched:
+        next(stub.WatchEvaluations(watch, timeout=SECONDS))
+    assert {each.value.code() for each in (paged, watched)} == {grpc.StatusCode.INVALID_ARGUMENT}
 
 
 def test_the_resamples_of_all_evaluations_share_one_bound(

@@ -25,6 +25,10 @@ class ScriptedLedger:
     def __init__(self) -> None:
         self.entries: list[EvaluationRecord] = []
 
+    @property
+    def last_sequence(self) -> int:
+        return max((entry.sequence for entry in self.entries), default=0)
+
     def page(self, *, after_sequence: int = 0, limit: int = 100, **filters: Any) -> list[EvaluationRecord]:
         wanted = {name: value for name, value in filters.items() if value is not None}
         dataset = wanted.get("dataset")

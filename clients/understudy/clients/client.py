@@ -248,6 +248,7 @@ class Client(ModelCalls):
 
         Raises:
             UnavailableError: No server could be reached for ``give_up_after_seconds``.
+            InvalidArgumentError: The ledger has fewer entries, as it was restored from a backup or begun anew.
         """
         reconnection = Reconnection(give_up_after_seconds)
         while True:

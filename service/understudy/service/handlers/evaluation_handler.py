@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from functools import partial
+from typing import Any
 
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError, OverloadedError
 from understudy.evaluator.types import EvaluationRecord
@@ -125,7 +126,8 @@ class EvaluationHandler:
         size = page_size(request.page_size if request.HasField("page_size") else None)
         filters = _filters_of(request)
         entries = await self._page(
-            after_sequence=decode_token(request.page_token, filters),
+            decode_token(request.page_token, filters),
+            "page_token",
             limit=size + 1,
             dataset=request.dataset or None,
             min_step=request.min_step if request.HasField("min_step") else None,
@@ -149,7 +151,7 @@ class EvaluationHandler:
             raise InvalidInputError(f"after_sequence is {after}; give the last sequence seen, or leave it out for all")
         while True:
             recorded = self._recorded.subscribe()
-            entries = await self._page(after_sequence=after, limit=WATCH_PAGE_SIZE)
+            entries = await self._page(after, "after_sequence", limit=WATCH_PAGE_SIZE)
             for entry in entries:
                 yield evaluation_pb2.WatchEvaluationsResponse(evaluation=messages.record(entry))
                 after = entry.sequence
@@ -194,8 +196,19 @@ class EvaluationHandler:
             cancellation.cancel()
         return messages.example_list(found)
 
-    async def _page(self, **arguments: object) -> list[EvaluationRecord]:
-        read = partial(self._evaluator.ledger.page, **arguments)  # type: ignore[arg-type]  # checked by the callers
+    async def _page(self, after: int, field: str, **filters: Any) -> list[EvaluationRecord]:
+        """Return entries after a sequence number, which a field of the request gives."""
+        ledger = self._evaluator.ledger
+
+        def read() -> list[EvaluationRecord]:
+            if after > (last := ledger.last_sequence):
+                raise InvalidInputError(
+                    f"{field} goes on after entry {after}, and the newest entry of the ledger is {last}: it was "
+                    "restored from a backup or begun anew, so entries with the numbers seen are others now; start with "
+                    "its first entry"
+                )
+            return ledger.page(after_sequence=after, **filters)
+
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 
 
