@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -35,6 +38,7 @@ from understudy.checkpoints.signing import public_file, write_key_pair
 from understudy.cli.main import main
 from understudy.clients import Client, PermissionDeniedError
 from understudy.clients.types import FleetServer
+from understudy.evaluator import evaluator_state
 from understudy.evaluator.serving import following
 from understudy.service.fleet import fleet_handler
 from understudy.service.fleet.fleet_handler import MAX_READS
@@ -481,3 +485,59 @@ def test_callers_that_take_nothing_of_a_file_keep_no_other_from_it(
             each.initial_metadata()
     until(lambda: handled(evaluator, "OK", "Aborted", "Canceled", "Internal") == 2 * MAX_READS + 1)
     assert handled(evaluator, "Internal") == 0
+
+
+def test_many_reads_of_one_connection_that_take_nothing_keep_another_for_the_time_of_one_from_its_file(
+    evaluate: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.service.services.PATIENCE_SECONDS", 2.0)
+    publish_large(tmp_path / "run", 10)
+    evaluator = evaluate()
+    evaluator.wait_ready()
+    (checkpoint,) = evaluator.client().checkpoints()
+    asked = fleet_pb2.ReadCheckpointRequest(step=10, digest=checkpoint.digest, path="resume/state")
+    small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+    own = (("grpc.use_local_subchannel_pool", 1),)
+    with (
+        grpc.insecure_channel(evaluator.grpc, options=small + own) as stuck,
+        grpc.insecure_channel(evaluator.grpc, options=own) as other,
+    ):
+        read = fleet_pb2_grpc.FleetServiceStub(stuck).ReadCheckpoint
+        unread = [read(asked, timeout=SECONDS) for _ in range(4 * MAX_READS)]
+        until(lambda: evaluator.metric("grpc_server_started_total", grpc_method="ReadCheckpoint") == len(unread))
+        parts = fleet_pb2_grpc.FleetServiceStub(other).ReadCheckpoint(asked, timeout=SECONDS)
+        assert sum(len(part.content) for part in parts) == 2**21
+        assert handled(evaluator, "Aborted") <= MAX_READS
+
+
+class _Stalled(io.BufferedReader):
+    """A file on storage that does not answer."""
+
+    began = threading.Event()
+
+    def seek(self, *_: object) -> int:
+        return 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.began.set()
+        return super().read(size)
+
+
+def test_a_caller_that_goes_away_while_the_storage_does_not_answer_holds_no_other_call_up(
+    chief: Chief, evaluate: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chief.publish(10)
+    evaluator = evaluate()
+    evaluator.wait_ready()
+    client = evaluator.client()
+    (checkpoint,) = client.checkpoints()
+    reader, writer = os.pipe()
+    monkeypatch.setattr(evaluator_state, "open_leased", lambda *_, **__: _Stalled(io.FileIO(reader)))
+    asked = fleet_pb2.ReadCheckpointRequest(step=10, digest=checkpoint.digest, path="manifest.json")
+    with os.fdopen(writer, "wb"):
+        with grpc.insecure_channel(evaluator.grpc) as channel:
+            unread: Any = fleet_pb2_grpc.FleetServiceStub(channel).ReadCheckpoint(asked, timeout=SECONDS)
+            assert _Stalled.began.wait(SECONDS)
+        assert unread.code() is grpc.StatusCode.CANCELLED
+        until(lambda: handled(evaluator, "Canceled") == 1)
+        assert client.status(timeout_seconds=5).serving_step == 10

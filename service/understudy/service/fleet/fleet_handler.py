@@ -9,28 +9,30 @@ from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError, LoadError
 from understudy.evaluator.serving.decision_file import ServingDecision
 from understudy.service.calls.methods import CallContext, Requests
 from understudy.service.fleet.fleet_state import Fleet, Member
+from understudy.service.fleet.reading_places import ReadingPlaces
+from understudy.service.fleet.sent_file import SentFile
 from understudy.service.fleet.served_traffic import decode_shadow, decode_traffic, encode_counts
 from understudy.service.readiness import Notifier, Readiness, ReadinessState
 from understudy.service.served_model import ServedModel
 from understudy.v1 import fleet_pb2
 
-CHUNK_BYTES: Final = 2**20
+CHUNK_BYTES: Final = 2**18
 """The largest part of a file in one message; it has to fit into the messages that a server that follows receives."""
 
 MAX_READS: Final = 8
-"""How many files are read at once; others wait."""
+"""How many files are read at once; others wait, and each connection has its turn."""
 
 CONTACT_SECONDS = 30.0
 """How often it is checked that this server still has contact with the evaluator that it follows, if it follows one."""
 
-PATIENCE_SECONDS = 30.0
-"""How long a server may take nothing of a file, before its place is given to others."""
+PATIENCE_SECONDS = 8.0
+"""How long a server may take for one part of a file, before its place is given to others."""
 
 TRAFFIC_SECONDS: Final = 2.0
 """How often servers report traffic during a rollout."""
@@ -73,7 +75,7 @@ class FleetHandler:
         self._has_contact = has_contact
         self._executor = executor
         self._loop = asyncio.get_running_loop()
-        self._reads = asyncio.Semaphore(MAX_READS)
+        self._reads = ReadingPlaces(MAX_READS)
         self._changed = Notifier()
         self._decisions: deque[ServingDecision] = deque(maxlen=_KEPT_DECISIONS)
         self._added = 0
@@ -169,22 +171,19 @@ class FleetHandler:
         self, request: fleet_pb2.ReadCheckpointRequest, call: CallContext
     ) -> AsyncGenerator[fleet_pb2.ReadCheckpointResponse, None]:
         """Yield the parts of a file."""
-        del call
         self._model.check_optional_name(request.model_name)
         if request.offset < 0:
             raise InvalidInputError(f"offset is {request.offset}; give a number of bytes from 0 up")
-        async with self._reads:
-            file = await self._blocking(
-                partial(self._evaluator.open_file, request.path, step=request.step, digest=request.digest)
-            )
+        opening = partial(self._evaluator.open_file, request.path, step=request.step, digest=request.digest)
+        async with self._reads.place(call.peer):
+            file = SentFile(opening, offset=request.offset)
             try:
-                await self._blocking(partial(file.seek, request.offset))
-                while content := await self._blocking(partial(file.read, CHUNK_BYTES)):
+                while content := await self._loop.run_in_executor(self._executor, file.read, CHUNK_BYTES):
                     yield fleet_pb2.ReadCheckpointResponse(content=content)
             except OSError as error:
                 raise LoadError(f"step {request.step} cannot be read: {error}") from error
             finally:
-                file.close()
+                self._executor.submit(file.close)
 
     async def get_fleet(self, request: fleet_pb2.GetFleetRequest, call: CallContext) -> fleet_pb2.GetFleetResponse:
         """Return every server that follows."""
@@ -221,9 +220,6 @@ class FleetHandler:
                 least_requests=rollout.least_requests,
             ),
         )
-
-    async def _blocking(self, work: Any) -> Any:
-        return await self._loop.run_in_executor(self._executor, work)
 
     def _on_decision(self, decision: ServingDecision) -> None:
         """Receive a decision, on this thread or one of the evaluator."""
