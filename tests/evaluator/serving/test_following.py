@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from testkit.polling import polled
+from testkit.small_disk import DISK_BYTES, fill, mounted
 from understudy.checkpoints.layout import MAX_STEP, MODEL_FILE, RunDir
 from understudy.checkpoints.manifest import Manifest
 from understudy.checkpoints.publish import CheckpointPublisher
@@ -66,11 +67,11 @@ def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "run")
 
 
-def publish(run: RunDir, step: int) -> ServingDecision:
+def publish(run: RunDir, step: int, content: bytes = CONTENT) -> ServingDecision:
     publisher = CheckpointPublisher(run, keep=100)
 
     def write(folder: Path) -> None:
-        (folder / MODEL_FILE).write_bytes(CONTENT + bytes([step]))
+        (folder / MODEL_FILE).write_bytes(content + bytes([step]))
 
     manifest: Manifest = publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=None)
     return ServingDecision(step=step, digest=manifest.digest, sequence=step, evaluator_id="e")
@@ -211,6 +212,20 @@ def test_another_decision_is_followed_at_once_and_few_downloads_are_kept(run: Ru
             link.decide(decision)
             until(lambda decision=decision: decision.step in steps(source))  # type: ignore[misc]
         assert steps(source) == [30, 40, 50, 60]
+
+
+def test_old_downloads_make_room_on_a_disk_that_is_smaller_than_all_of_them_may_be(run: RunDir, tmp_path: Path) -> None:
+    link = Link(run)
+    content = bytes(200_000)
+    decisions = [publish(run, step, content) for step in (10, 20, 30)]
+    with mounted(tmp_path / "state") as disk, followed(link, disk, max_download_mib=1024) as source:
+        fill(disk, leave=5 * len(content) // 2)
+        for decision in decisions:
+            link.decide(decision)
+            until(lambda decision=decision: decision.step in steps(source))  # type: ignore[misc]
+        assert steps(source) == [20, 30]
+        link.decide(publish(run, 40, bytes(DISK_BYTES)))
+        until(lambda: "it takes 1.0 MiB more, and" in source.problem)
 
 
 def test_the_last_decision_outlives_a_restart_and_another_evaluator_is_refused(

@@ -347,7 +347,7 @@ class NetworkFollowing:
                 shutil.rmtree(other)
         folder.mkdir(parents=True, exist_ok=True)
         manifest = self._fetch_manifest(decision, folder)
-        self._make_room(decision, manifest)
+        self._make_room(decision, manifest, missing=_size(manifest) - _folder_size(folder))
         for entry in manifest.files:
             self._fetch_file(decision, entry, folder)
         try:
@@ -402,11 +402,16 @@ class NetworkFollowing:
                     )
                 file.write(piece)
 
-    def _make_room(self, decision: ServingDecision, manifest: Manifest) -> None:
+    def _make_room(self, decision: ServingDecision, manifest: Manifest, *, missing: int) -> None:
         """Remove old downloads; the checkpoints in use are linked elsewhere.
 
+        Args:
+            decision: Names the checkpoint.
+            manifest: Its manifest.
+            missing: How many bytes are still to come.
+
         Raises:
-            OutOfResourcesError: The checkpoint is larger than all downloads may be.
+            OutOfResourcesError: The checkpoint is larger than all downloads may be, or than the room on the disk.
         """
         limit = self._max_mib * 2**20
         kept = {wanted.step for wanted in _named_checkpoints(self.current)} - {decision.step}
@@ -420,9 +425,19 @@ class NetworkFollowing:
         sizes = {step: _folder_size(self._downloads.checkpoint(step)) for step in steps}
         oldest_first = sorted(steps, key=lambda step: self._downloads.checkpoint(step).stat().st_mtime_ns)
         while oldest_first and (
-            len(oldest_first) >= _KEPT or sum(sizes[step] for step in oldest_first) + needed > limit
+            len(oldest_first) >= _KEPT
+            or sum(sizes[step] for step in oldest_first) + needed > limit
+            or self._free_bytes() < missing
         ):
             remove_folder(self._downloads.checkpoint(oldest_first.pop(0)))
+        if (free := self._free_bytes()) < missing:
+            raise OutOfResourcesError(
+                f"it takes {missing / 2**20:.1f} MiB more, and {free / 2**20:.1f} MiB are free at "
+                f"{self._downloads.root}; make room there, or give a state folder on a larger disk with --state-dir"
+            )
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self._downloads.root).free
 
     def _check_wanted(self, decision: ServingDecision) -> None:
         if self._closing or decision.key not in [wanted.key for wanted in _named_checkpoints(self.current)]:
