@@ -101,6 +101,10 @@ def test_examples_need_only_the_targets_that_the_model_is_scored_on(
     assert client.evaluate([(X, targets)]).metrics == expected
     assert json.loads(of_file.stdout)["metrics"] == expected, of_file.output
     if not targets:
+        with pytest.raises(
+            InvalidArgumentError, match=r"'label' to slice by, because .* no targets; there are (?!label)"
+        ):
+            client.evaluate([(X,)], slices=["label"])
         assert client.evaluate([(X,)]).metrics == client.evaluate([(X, None)]).metrics == expected
 
 

@@ -406,6 +406,9 @@ def _values(
         if feature.is_prediction and name not in classes:
             names = [name for name in names if name != PREDICTED or classes]
             reason = _without_class(name, tasks, predictions)
+        if _is(feature.name, LABEL) and not targets:
+            names = [name for name in names if name != LABEL]
+            reason = ", because the examples have no targets"
         raise SliceError(f"there is no feature {feature.name!r} to slice by{reason}; there are {', '.join(names)}")
     if feature.is_column and math.prod(found.shape[1:]) == 1:
         found = found.reshape(-1)
