@@ -510,6 +510,23 @@ def test_many_reads_of_one_connection_that_take_nothing_keep_another_for_the_tim
         assert handled(evaluator, "Aborted") <= MAX_READS
 
 
+def test_a_read_that_is_under_way_ends_when_the_evaluator_drains(evaluate: Start, tmp_path: Path) -> None:
+    publish_large(tmp_path / "run", 10)
+    evaluator = evaluate()
+    evaluator.wait_ready()
+    (checkpoint,) = evaluator.client().checkpoints()
+    asked = fleet_pb2.ReadCheckpointRequest(step=10, digest=checkpoint.digest, path="resume/state")
+    small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+    with grpc.insecure_channel(evaluator.grpc, options=small) as channel:
+        read: Any = fleet_pb2_grpc.FleetServiceStub(channel).ReadCheckpoint(asked, timeout=SECONDS)
+        next(read)
+        evaluator.start_stopping()
+        until(lambda: "draining" in status_of(evaluator))
+        with pytest.raises(grpc.RpcError, match="takes no new work; read the rest of resume/state later") as raised:
+            list(read)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 class _Stalled(io.BufferedReader):
     """A file on storage that does not answer."""
 

@@ -136,10 +136,13 @@ class FleetHandler:
             if reading.done():
                 reading.result()
                 return
-            if self._readiness.state is ReadinessState.DRAINING:
-                raise DrainingError(f"{ReadinessState.DRAINING.value}; follow again")
+            self._check_not_draining("follow again")
             if self._added == sent and not await self._is_changed(changed):
                 return
+
+    def _check_not_draining(self, advice: str) -> None:
+        if self._readiness.state is ReadinessState.DRAINING:
+            raise DrainingError(f"{ReadinessState.DRAINING.value}; {advice}")
 
     async def _is_changed(self, changed: asyncio.Event) -> bool:
         """Wait for a change; return False if there is none and this server has no contact to its evaluator."""
@@ -170,7 +173,7 @@ class FleetHandler:
     async def read_checkpoint(
         self, request: fleet_pb2.ReadCheckpointRequest, call: CallContext
     ) -> AsyncGenerator[fleet_pb2.ReadCheckpointResponse, None]:
-        """Yield the parts of a file."""
+        """Yield the parts of a file, until the service drains: the caller reads the rest once it is back."""
         self._model.check_optional_name(request.model_name)
         if request.offset < 0:
             raise InvalidInputError(f"offset is {request.offset}; give a number of bytes from 0 up")
@@ -179,6 +182,7 @@ class FleetHandler:
             file = SentFile(opening, offset=request.offset)
             try:
                 while content := await self._loop.run_in_executor(self._executor, file.read, CHUNK_BYTES):
+                    self._check_not_draining(f"read the rest of {request.path} later")
                     yield fleet_pb2.ReadCheckpointResponse(content=content)
             except OSError as error:
                 raise LoadError(f"step {request.step} cannot be read: {error}") from error
