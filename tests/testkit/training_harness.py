@@ -77,10 +77,10 @@ class Dense:
         return {}
 
 
-class Line(Dense):
+class Linear(Dense):
     """One layer and plain SGD: for what does not depend on the model, as it is traced in half the time."""
 
-    name = "line"
+    name = "linear"
 
     def build_model(self) -> keras.Model:
         model = keras.Sequential([keras.Input((8,), name="features"), keras.layers.Dense(1, name="size")])

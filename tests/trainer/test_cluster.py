@@ -90,7 +90,7 @@ def test_the_published_model_holds_the_mean_of_the_workers_statistics(chief_and_
 def test_after_a_kill_all_tasks_end_and_say_so(tmp_path: Path) -> None:
     # As many steps as never end, so that the kill comes in the midst of them.
     endless = (*OPTIONS, "--steps", "1000000", "--keep-checkpoints", "1000000")
-    with cluster("Line", tmp_path, *endless, roles=("chief", "worker")) as (chief, worker):
+    with cluster("Linear", tmp_path, *endless, roles=("chief", "worker")) as (chief, worker):
         chief.wait_for("published step 5")
         killed_at = worker.kill()
         assert chief.end() == PEER_LOST, chief.errors

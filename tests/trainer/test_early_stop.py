@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from testkit.training_harness import Line, cluster, run
+from testkit.training_harness import Linear, cluster, run
 from understudy.checkpoints import RunDir, read_manifest, read_training_status
 from understudy.evaluator.records.result_files import ResultFiles
 from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
@@ -46,7 +46,7 @@ def test_training_stops_at_the_checkpoint_at_which_scores_no_longer_improve(tmp_
     publish(tmp_path, 1.0, 2.0, 3.0)
     events = io.StringIO()
 
-    result = run(Line(), tmp_path, stop_when="test/loss:2", progress=JsonLinesReporter(events))
+    result = run(Linear(), tmp_path, stop_when="test/loss:2", progress=JsonLinesReporter(events))
 
     assert (result.step, result.stopped_early) == (5, True)
     assert RunDir(tmp_path).committed_steps() == [5]
@@ -59,14 +59,14 @@ def test_training_stops_at_the_checkpoint_at_which_scores_no_longer_improve(tmp_
     assert stopped["reason"] == "test/loss has not improved in 2 evaluations; the best is 1 at step 1"
     assert [event["event"] for event in told[-3:]] == ["stopped", "published", "finished"]
 
-    again = run(Line(), tmp_path, stop_when="test/loss:2")
+    again = run(Linear(), tmp_path, stop_when="test/loss:2")
     assert (again.first_step, again.step, again.stopped_early) == (5, 5, True)
 
 
 def test_training_goes_on_while_scores_improve_or_are_missing(tmp_path: Path) -> None:
     publish(tmp_path, 3.0, 2.0, 2.5)
 
-    result = run(Line(), tmp_path, stop_when="test/loss:2")
+    result = run(Linear(), tmp_path, stop_when="test/loss:2")
 
     assert (result.step, result.stopped_early) == (10, False)
 
@@ -75,7 +75,7 @@ def test_a_rule_that_names_what_is_not_scored_ends_training_with_a_sentence(tmp_
     publish(tmp_path, 3.0)
 
     with pytest.raises(StopRuleError, match="'test' has no metric 'lass'; it has loss"):
-        run(Line(), tmp_path, stop_when="test/lass:2", stop_mode="min")
+        run(Linear(), tmp_path, stop_when="test/lass:2", stop_mode="min")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_all_workers_stop_at_the_same_step(tmp_path: Path) -> None:
     publish(tmp_path, 1.0, 2.0)
     options = ("--steps", "40", "--checkpoint-every", "10", "--stop-when", "test/loss:1", "--no-tensorboard")
 
-    with cluster("Line", tmp_path, *options) as (chief, worker):
+    with cluster("Linear", tmp_path, *options) as (chief, worker):
         assert (chief.end(), worker.end()) == (0, 0), chief.errors + worker.errors
 
     assert "stopping early at step 10" in "".join(chief.lines)
@@ -110,7 +110,7 @@ def test_asynchronous_training_stops_early_too_and_all_its_tasks_end(tmp_path: P
     roles = ("chief", "worker", "ps")
 
     options = (*endless, "--stop-when", "test/loss:1")
-    with cluster("Line", tmp_path, *options, roles=roles, strategy="parameter_server") as tasks:
+    with cluster("Linear", tmp_path, *options, roles=roles, strategy="parameter_server") as tasks:
         assert [task.end() for task in tasks] == [0, 0, 0], [task.errors for task in tasks]
 
     run_dir = RunDir(tmp_path)
@@ -124,13 +124,13 @@ def test_asynchronous_training_stops_early_too_and_all_its_tasks_end(tmp_path: P
 
 def test_the_end_of_training_waits_for_the_evaluation_of_the_last_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(EvaluationTimeoutError, match=r"step 2 was not evaluated within 0\.01 s"):
-        run(Line(), tmp_path, steps=2, wait_for_evaluation=0.01)
+        run(Linear(), tmp_path, steps=2, wait_for_evaluation=0.01)
 
     status = read_training_status(RunDir(tmp_path), now=0)
     assert status is not None
     assert status.state == "finished"
     publish(tmp_path, 2.0, 1.0, digest=read_manifest(RunDir(tmp_path).checkpoint(2)).digest)
-    assert run(Line(), tmp_path, steps=2, wait_for_evaluation=0.01).step == 2
+    assert run(Linear(), tmp_path, steps=2, wait_for_evaluation=0.01).step == 2
 
 
 def test_only_a_settled_result_of_the_same_model_ends_the_wait(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def worker(
     """Start one worker of a cluster; it does not outlive the block."""
     spec = {"worker": [f"127.0.0.1:{port}" for port in ports]}
     environ = {"TF_CONFIG": tf_config(spec, "worker", index), **environ}
-    task = start_training("Line", run_dir, *OPTIONS, *options, environ=environ, verb=verb)
+    task = start_training("Linear", run_dir, *OPTIONS, *options, environ=environ, verb=verb)
     try:
         yield task
     finally:

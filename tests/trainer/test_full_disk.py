@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testkit.small_disk import fill, mounted
-from testkit.training_harness import STEPS, Dense, Line, run
+from testkit.training_harness import STEPS, Dense, Linear, run
 from understudy.checkpoints import RunDir, read_training_status
 from understudy.trainer import PublishError
 
@@ -32,10 +32,10 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def begun_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def begun_linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of one with a smaller model, for copies."""
     run_dir = tmp_path_factory.mktemp("begun")
-    run(Line(), run_dir, steps=FIRST)
+    run(Linear(), run_dir, steps=FIRST)
     return run_dir
 
 
@@ -66,30 +66,30 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written_costs_none_of_those_bef
     assert RunDir(run_dir).committed_steps() == [FIRST, STEPS]
 
 
-def test_on_a_disk_without_any_room_training_does_not_begin(small_disk: Path, begun_line: Path) -> None:
+def test_on_a_disk_without_any_room_training_does_not_begin(small_disk: Path, begun_linear: Path) -> None:
     run_dir = small_disk / "run"
-    shutil.copytree(begun_line, run_dir)
+    shutil.copytree(begun_linear, run_dir)
     filler = fill(small_disk, leave=0)
 
     for _ in range(2):
         with pytest.raises(PublishError, match=r"run cannot be written to: .*No space left on device"):
-            run(Line(), run_dir)
+            run(Linear(), run_dir)
 
     assert checkpoints(run_dir) == ["000000000005", "lock"]
     filler.unlink()
-    assert run(Line(), run_dir).first_step == FIRST
+    assert run(Linear(), run_dir).first_step == FIRST
 
 
-def test_a_file_that_may_not_grow_so_large_costs_no_checkpoint(tmp_path: Path, begun_line: Path) -> None:
-    shutil.copytree(begun_line, tmp_path, dirs_exist_ok=True)
+def test_a_file_that_may_not_grow_so_large_costs_no_checkpoint(tmp_path: Path, begun_linear: Path) -> None:
+    shutil.copytree(begun_linear, tmp_path, dirs_exist_ok=True)
     model_file = RunDir(tmp_path).checkpoint(FIRST) / "model.keras"
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (model_file.stat().st_size // 2, hard))
     try:
         with pytest.raises(PublishError, match=r"step 10 could not be published: .*File too large"):
-            run(Line(), tmp_path)
+            run(Linear(), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
     assert checkpoints(tmp_path) == ["000000000005", "lock"]
-    assert run(Line(), tmp_path).first_step == FIRST
+    assert run(Linear(), tmp_path).first_step == FIRST

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from testkit.training_harness import STEPS, Line, assert_bit_equal, run, state_of
+from testkit.training_harness import STEPS, Linear, assert_bit_equal, run, state_of
 from understudy.trainer import TrainSettings
 from understudy.trainer.tensorboard_files import FOLDER
 
@@ -14,8 +14,8 @@ def profiles_of(run_dir: Path) -> list[Path]:
 
 
 def test_a_profile_of_some_steps_is_written_and_changes_no_number(tmp_path: Path) -> None:
-    run(Line(), tmp_path / "plain")
-    run(Line(), tmp_path / "profiled", profile_steps="2,4")
+    run(Linear(), tmp_path / "plain")
+    run(Linear(), tmp_path / "profiled", profile_steps="2,4")
     assert_bit_equal(state_of(tmp_path / "plain", STEPS), state_of(tmp_path / "profiled", STEPS))
     assert profiles_of(tmp_path / "plain") == []
     (profile,) = profiles_of(tmp_path / "profiled")
@@ -25,10 +25,10 @@ def test_a_profile_of_some_steps_is_written_and_changes_no_number(tmp_path: Path
 
 
 def test_a_training_that_is_past_the_steps_writes_none_and_one_in_their_midst_the_rest(tmp_path: Path) -> None:
-    run(Line(), tmp_path, steps=5, checkpoint_every=4)
-    run(Line(), tmp_path, steps=7, profile_steps="2,4")
+    run(Linear(), tmp_path, steps=5, checkpoint_every=4)
+    run(Linear(), tmp_path, steps=7, profile_steps="2,4")
     assert profiles_of(tmp_path) == []
-    run(Line(), tmp_path, steps=9, profile_steps="4,8")
+    run(Linear(), tmp_path, steps=9, profile_steps="4,8")
     assert len(profiles_of(tmp_path)) == 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testkit.polling import polled
-from testkit.training_harness import Line, Noisy, cluster, run
+from testkit.training_harness import Linear, Noisy, cluster, run
 from understudy.checkpoints import (
     AcceptedKeys,
     KeyFileError,
@@ -37,25 +37,25 @@ def accepted_steps(run_dir: Path, *keys: Path, name: str | None = None) -> list[
 
 def test_a_training_resumes_from_a_signed_checkpoint_and_from_no_other(tmp_path: Path, key: Path) -> None:
     run_dir = tmp_path / "run"
-    run(Line(), run_dir, steps=2, checkpoint_every=2)
+    run(Linear(), run_dir, steps=2, checkpoint_every=2)
     with pytest.raises(UntrustedCheckpointError, match="is not signed; sign it with understudy sign"):
-        run(Line(), run_dir, steps=4, checkpoint_every=2, sign_key=key)
+        run(Linear(), run_dir, steps=4, checkpoint_every=2, sign_key=key)
     sign_checkpoint(RunDir(run_dir).checkpoint(2), SigningKey.read(key))
-    assert run(Line(), run_dir, steps=4, checkpoint_every=2, sign_key=key).first_step == 2
+    assert run(Linear(), run_dir, steps=4, checkpoint_every=2, sign_key=key).first_step == 2
     assert accepted_steps(run_dir, key) == [2, 4]
 
     newer = tmp_path / "newer.key"
     write_key_pair(newer)
     with pytest.raises(UntrustedCheckpointError, match="signed with the key"):
-        run(Line(), run_dir, steps=6, checkpoint_every=2, sign_key=newer)
-    run(Line(), run_dir, steps=6, checkpoint_every=2, sign_key=newer, require_signature=(public_file(key),))
+        run(Linear(), run_dir, steps=6, checkpoint_every=2, sign_key=newer)
+    run(Linear(), run_dir, steps=6, checkpoint_every=2, sign_key=newer, require_signature=(public_file(key),))
     assert accepted_steps(run_dir, key, newer) == [2, 4, 6]
 
 
 def test_an_unusable_key_is_found_before_the_training(tmp_path: Path, key: Path) -> None:
     key.chmod(0o644)
     with pytest.raises(KeyFileError, match="chmod 600"):
-        run(Line(), tmp_path / "run", steps=2, sign_key=key)
+        run(Linear(), tmp_path / "run", steps=2, sign_key=key)
     with pytest.raises(KeyFileError, match="chmod 600"):
         PublishCheckpoint(tmp_path / "run", sign_key=key)
 
@@ -72,11 +72,11 @@ def test_the_callback_signs(tmp_path: Path, key: Path) -> None:
 def test_in_a_cluster_the_chief_signs_and_a_worker_resumes_with_the_public_key_only(tmp_path: Path, key: Path) -> None:
     run_dir = tmp_path / "run"
     replicas = {"devices": ("CPU:0", "CPU:1"), "cross_device_ops": "reduction_to_one_device"}
-    run(Line(), run_dir, steps=2, checkpoint_every=2, strategy="mirrored", sign_key=key, **replicas)
+    run(Linear(), run_dir, steps=2, checkpoint_every=2, strategy="mirrored", sign_key=key, **replicas)
     options = ("--steps", "4", "--checkpoint-every", "2", "--steps-per-call", "2", "--no-tensorboard")
     keys = ("--require-signature", str(public_file(key)))
     environs = ({"UNDERSTUDY_SIGN_KEY": str(key)},)
-    with cluster("Line", run_dir, *options, *keys, roles=("chief", "worker"), environs=environs) as tasks:
+    with cluster("Linear", run_dir, *options, *keys, roles=("chief", "worker"), environs=environs) as tasks:
         assert [task.end() for task in tasks] == [0, 0], tasks[0].errors
         assert "resuming after step 2" in "".join(tasks[1].lines)
     assert accepted_steps(run_dir, key) == [2, 4]

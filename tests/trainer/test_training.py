@@ -30,7 +30,7 @@ from testkit.training_harness import (
     Array,
     Dense,
     Exploding,
-    Line,
+    Linear,
     Noisy,
     assert_bit_equal,
     assert_one_architecture,
@@ -286,7 +286,7 @@ class Scraping(SilentReporter):
 def test_prometheus_can_scrape_a_task(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     scraping = Scraping(port)
-    run(Line(), tmp_path, metrics_port=port, progress=scraping)
+    run(Linear(), tmp_path, metrics_port=port, progress=scraping)
     lines = scraping.text.splitlines()
     assert f"understudy_train_steps_total {STEPS:.1f}" in lines
     assert f"understudy_train_examples_total {STEPS * BATCH:.1f}" in lines
@@ -295,7 +295,7 @@ def test_prometheus_can_scrape_a_task(tmp_path: Path) -> None:
     assert any(line.startswith("understudy_train_input_wait_seconds_total 0.") for line in lines)
     assert any(line.startswith("understudy_train_loss ") for line in lines)
     with socket.create_server(("", port)), pytest.raises(MetricsError, match=f"--metrics-port {port} cannot"):
-        run(Line(), tmp_path, metrics_port=port)
+        run(Linear(), tmp_path, metrics_port=port)
 
 
 def test_a_training_that_is_done_has_nothing_to_do(one_device: tuple[Path, list[Any]]) -> None:
