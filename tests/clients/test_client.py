@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -360,6 +361,14 @@ def test_arrays_keep_their_dtypes_and_so_do_numbers_that_do_not_fit(client: Clie
     assert client.predict([[255, 1, 2, 3]]).output.dtype == np.uint8
     assert client.predict([[256, 1, 2, 3]]).output.dtype == np.int64
     assert client.predict([[0.5, 1, 2, 3]]).output.dtype == np.float64
+
+
+def test_numbers_that_are_too_large_for_the_model_do_not_become_infinite(client: Client, script: Script) -> None:
+    script.input_dtype = "float16"
+
+    assert client.predict([[70_000.0, 1, 2, 3]]).output.dtype == np.float64
+    assert client.predict([[70_000, 1, 2, 3]]).output.dtype == np.int64
+    assert client.predict([[math.inf, math.nan, 2, 3]]).output.dtype == np.float16
 
 
 def test_results_are_equal_where_step_and_outputs_are(client: Client) -> None:

@@ -366,10 +366,13 @@ def _as_dtype(value: Any, dtype: str | None) -> Any:
     if array.dtype not in {np.dtype(np.float64), np.dtype(np.int64)}:
         return value
     expected = fixed_size_dtype(dtype)
-    cast = array.astype(expected)
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(expected)
     if array.dtype.kind == "i" and expected.kind in "iu":
-        return cast if np.array_equal(cast, array) else value
-    return cast if np.can_cast(array.dtype, expected, "same_kind") else value
+        fits = np.array_equal(cast, array)
+    else:
+        fits = np.can_cast(array.dtype, expected, "same_kind") and np.array_equal(np.isfinite(cast), np.isfinite(array))
+    return cast if fits else value
 
 
 def _has_no_dtype(value: Any) -> bool:

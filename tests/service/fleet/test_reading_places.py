@@ -8,7 +8,7 @@ from understudy.service.fleet.reading_places import ReadingPlaces
 
 
 class Reader:
-    """Reads until it is told to end, once it has a place."""
+    """Reads from when it has a place until `end`."""
 
     def __init__(self, places: ReadingPlaces, connection: str) -> None:
         self.has_place = asyncio.Event()
