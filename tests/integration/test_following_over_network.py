@@ -464,17 +464,25 @@ def test_half_the_fleet_without_the_checkpoint_is_told_and_serves_the_one_before
     assert "behind" in shown.output
 
 
+TAKES_LITTLE = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+"""Options of a channel that takes only a small part of an answer that nobody reads."""
+
+
+def serving_a_large_file(evaluate: Start, run: Path) -> tuple[RunningService, fleet_pb2.ReadCheckpointRequest]:
+    """Return an evaluator of a checkpoint with a file of 2 MiB, and the request for it."""
+    publish_large(run, 10)
+    evaluator = evaluate()
+    evaluator.wait_ready()
+    (checkpoint,) = evaluator.client().checkpoints()
+    return evaluator, fleet_pb2.ReadCheckpointRequest(step=10, digest=checkpoint.digest, path="resume/state")
+
+
 def test_callers_that_take_nothing_of_a_file_keep_no_other_from_it(
     evaluate: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("understudy.service.services.PATIENCE_SECONDS", 0.2)
-    publish_large(tmp_path / "run", 10)
-    evaluator = evaluate()
-    evaluator.wait_ready()
-    (checkpoint,) = evaluator.client().checkpoints()
-    asked = fleet_pb2.ReadCheckpointRequest(step=10, digest=checkpoint.digest, path="resume/state")
-    small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
-    with grpc.insecure_channel(evaluator.grpc, options=small) as channel:
+    evaluator, asked = serving_a_large_file(evaluate, tmp_path / "run")
+    with grpc.insecure_channel(evaluator.grpc, options=TAKES_LITTLE) as channel:
         read = fleet_pb2_grpc.FleetServiceStub(channel).ReadCheckpoint
         unread = [read(asked, timeout=SECONDS) for _ in range(MAX_READS)]
         for each in unread:
@@ -491,15 +499,10 @@ def test_many_reads_of_one_connection_that_take_nothing_keep_another_for_the_tim
     evaluate: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("understudy.service.services.PATIENCE_SECONDS", 2.0)
-    publish_large(tmp_path / "run", 10)
-    evaluator = evaluate()
-    evaluator.wait_ready()
-    (checkpoint,) = evaluator.client().checkpoints()
-    asked = fleet_pb2.ReadCheckpointRequest(step=10, digest=checkpoint.digest, path="resume/state")
-    small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
+    evaluator, asked = serving_a_large_file(evaluate, tmp_path / "run")
     own = (("grpc.use_local_subchannel_pool", 1),)
     with (
-        grpc.insecure_channel(evaluator.grpc, options=small + own) as stuck,
+        grpc.insecure_channel(evaluator.grpc, options=TAKES_LITTLE + own) as stuck,
         grpc.insecure_channel(evaluator.grpc, options=own) as other,
     ):
         read = fleet_pb2_grpc.FleetServiceStub(stuck).ReadCheckpoint
@@ -511,13 +514,8 @@ def test_many_reads_of_one_connection_that_take_nothing_keep_another_for_the_tim
 
 
 def test_a_read_that_is_under_way_ends_when_the_evaluator_drains(evaluate: Start, tmp_path: Path) -> None:
-    publish_large(tmp_path / "run", 10)
-    evaluator = evaluate()
-    evaluator.wait_ready()
-    (checkpoint,) = evaluator.client().checkpoints()
-    asked = fleet_pb2.ReadCheckpointRequest(step=10, digest=checkpoint.digest, path="resume/state")
-    small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
-    with grpc.insecure_channel(evaluator.grpc, options=small) as channel:
+    evaluator, asked = serving_a_large_file(evaluate, tmp_path / "run")
+    with grpc.insecure_channel(evaluator.grpc, options=TAKES_LITTLE) as channel:
         read: Any = fleet_pb2_grpc.FleetServiceStub(channel).ReadCheckpoint(asked, timeout=SECONDS)
         next(read)
         evaluator.start_stopping()
