@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +48,22 @@ async def test_a_program_needs_the_event_loop_to_run_on(host: Host) -> None:
     with pytest.raises(RuntimeError, match="event loop"):
         host.run(coroutine)
     await coroutine
+
+
+async def test_what_envoy_needed_is_deleted_when_the_service_has_ended_however_the_program_ends_then(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    state = ReexecState(
+        module=None, arguments=["none"], executable=sys.executable, replaced={}, port=1, folder=str(folder)
+    )
+    host = Host(state)
+    host._loop = asyncio.get_running_loop()
+
+    async def serve() -> str:
+        assert folder.is_dir()
+        return "served"
+
+    assert await asyncio.to_thread(host.run, serve()) == "served"
+    assert not folder.exists()

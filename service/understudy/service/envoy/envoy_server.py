@@ -88,10 +88,16 @@ class Host:
         self._opened.set()
 
     def run(self, main: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine on the event loop, from the program's thread; return its result."""
+        """Run the service on the event loop, from the program's thread; return its result.
+
+        Envoy's folder is deleted then, as the program may end in any way.
+        """
         if self._loop is None:
             raise RuntimeError("the event loop has not been started")
-        return asyncio.run_coroutine_threadsafe(main, self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(main, self._loop).result()
+        finally:
+            self.launched.clean_up()
 
     def handle_signals(self, on_signal: Callable[[signal.Signals], None]) -> None:
         """Call back on the event loop on the first SIGTERM or SIGINT; the second ends the process at once."""
