@@ -223,6 +223,7 @@ def test_a_server_may_follow_one_that_follows_or_the_evaluator_whichever_is_ther
     assert client.status().serving_step == 20
 
     evaluator = evaluate(settings=own_port, version_policy=10)
+    evaluator.wait_ready()
     evaluator.client().promote(30)
     until(serves(client, 30))
     until(lambda: fleet(between.client())["leaf"].current)  # once it has told what it serves
@@ -244,6 +245,7 @@ def test_a_server_does_not_stay_with_one_that_has_lost_the_evaluator_if_it_can_r
     until(lambda: "leaf" in fleet(between.client()) and fleet(between.client())["leaf"].current)
 
     evaluator = evaluate(settings={"grpc_port": port}, version_policy=10)  # where the other one does not look for it
+    evaluator.wait_ready()
     evaluator.client().promote(20)
     until(serves(leaf.client(), 20))
     until(lambda: fleet(evaluator.client())["leaf"].current)

@@ -4,6 +4,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +16,7 @@ from understudy.checkpoints import (
     RunSource,
 )
 from understudy.checkpoints.kinds import ModelKind
-from understudy.evaluator.evaluator_errors import VersionNotFoundError
+from understudy.evaluator.evaluator_errors import NotReadyError, VersionNotFoundError
 from understudy.evaluator.serving.checkpoint_store import CheckpointStore
 
 
@@ -55,6 +56,25 @@ def test_what_the_source_offers_is_on_the_checkpoint_store_in_step_order(run: Ru
     assert store.info(10).step == 10
     with pytest.raises(VersionNotFoundError, match=r"step 5; there are \[2, 10\]"):
         store.info(5)
+
+
+def test_no_step_is_said_not_to_exist_before_all_were_read(
+    run: RunDir, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(run, 10)
+    with pytest.raises(NotReadyError, match="step 10 is not known; the checkpoints have not all been read yet"):
+        store.info(10)
+    with monkeypatch.context() as broken:
+        broken.setattr(RunSource, "poll", Mock(side_effect=OSError("stale file handle")))
+        with pytest.raises(OSError, match="stale"):
+            store.refresh()
+        with pytest.raises(NotReadyError, match=r"the checkpoints cannot be read \(stale file handle\); try again"):
+            store.info(10)
+    store.refresh()
+
+    assert store.info(10).step == 10
+    with pytest.raises(VersionNotFoundError, match="step 11"):
+        store.info(11)
 
 
 def test_a_time_that_is_no_date_becomes_one(run: RunDir, store: CheckpointStore) -> None:

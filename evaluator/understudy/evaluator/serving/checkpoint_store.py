@@ -20,7 +20,7 @@ from understudy.checkpoints.local_checkpoint import LocalCheckpoint, open_local_
 from understudy.checkpoints.manifest import LATEST_TIME, SIGNATURE_FILE
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Changes, Checkpoint, CheckpointSource
-from understudy.evaluator.evaluator_errors import VersionNotFoundError, available_steps
+from understudy.evaluator.evaluator_errors import NotReadyError, VersionNotFoundError, available_steps
 from understudy.evaluator.step_changes import StepChanges
 from understudy.evaluator.types import CheckpointInfo, CheckpointKey
 
@@ -63,6 +63,7 @@ class CheckpointStore:
         self._lock = threading.Lock()
         self._items: SortedDict[int, _Item] = SortedDict()
         self._failure = ""
+        self._is_refreshed = False
         self.changes = StepChanges()
         directory.mkdir(parents=True, exist_ok=True)
         sweep(directory)
@@ -72,8 +73,8 @@ class CheckpointStore:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last `refresh` found all checkpoints. If not, the next one finds more."""
-        return self._source.is_complete and not self._unread_leftovers
+        """Whether `refresh` has found all checkpoints. If not, the next one finds more."""
+        return self._is_refreshed and self._source.is_complete and not self._unread_leftovers
 
     @property
     def missing(self) -> str:
@@ -98,6 +99,7 @@ class CheckpointStore:
         self._failure = ""
         self._apply(changes)
         self._adopt_leftovers(wanted)
+        self._is_refreshed = True
 
     def _apply(self, changes: Changes) -> None:
         with self._lock:
@@ -160,8 +162,16 @@ class CheckpointStore:
 
         Raises:
             VersionNotFoundError: There is none of this step.
+            NotReadyError: None of this step was found, and `refresh` has not found all checkpoints yet.
         """
-        return self._item(step).info
+        is_complete = self.is_complete  # before the look, as what is found meanwhile may complete it
+        try:
+            return self._item(step).info
+        except VersionNotFoundError:
+            if is_complete:
+                raise
+        read = f"cannot be read ({self._failure})" if self._failure else "have not all been read yet"
+        raise NotReadyError(f"step {step} is not known; the checkpoints {read}; try again in a moment")
 
     def lease(self, info: CheckpointInfo) -> Lease:
         """Lease a checkpoint; the first lease fetches it into its private folder. Call `Lease.verify` before use.
