@@ -88,6 +88,9 @@ def service(folder: Path, replicas: tuple[str, ...]) -> Iterator[RunningService]
         running.wait_ready()
         client = running.client()
         until(lambda: client.status().serving_step == STEPS[-1])
+        for step in STEPS:  # evaluated beside each other, one of them may not have served
+            client.promote(step)
+        client.unpin()
         Chief(folder / "run").publish(REFUSED_STEP)
         until(lambda: any((one.step, one.outcome) == (REFUSED_STEP, "refused") for one in client.list_evaluations()))
         client.predict({"x": ones(1)})
