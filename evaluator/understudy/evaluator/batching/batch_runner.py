@@ -141,14 +141,16 @@ class InlineJudge:
         """Add the cost of a batch, including all work of its thread."""
         key = _key(group, examples)
         with self._lock:
-            shape = self._shapes.setdefault(key, _Shape())
+            shape = self._shapes.get(key)
+            if shape is None:
+                shape = self._shapes[key] = _Shape()
+                if len(self._shapes) > _REMEMBERED_SHAPES:
+                    self._shapes.popitem(last=False)
             self._shapes.move_to_end(key)
             if inline:
                 shape.ran_inline(cost)
             else:
                 shape.ran_on_device_thread(cost)
-            if len(self._shapes) > _REMEMBERED_SHAPES:
-                self._shapes.popitem(last=False)
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,8 @@ class Cost:
 
     Attributes:
         wall_seconds: The elapsed time.
-        cpu_seconds: The CPU time of the whole process meanwhile. It is less if other processes used the cores.
+        cpu_seconds: The CPU time of the whole process meanwhile, or the elapsed time if that is less than
+            `BRIEF_SECONDS`. It is less if other processes used the cores.
     """
 
     wall_seconds: float
@@ -251,9 +254,11 @@ class BatchRunner:
         finally:
             handle.release()
             outcomes.deliver()
-            cost = Cost(time.monotonic() - began, time.process_time() - cpu_before)
+            seconds = time.monotonic() - began
+            # Asking for the CPU time takes a microsecond, and what is brief is so whatever else used the cores.
+            cost = Cost(seconds, seconds if seconds <= BRIEF_SECONDS else time.process_time() - cpu_before)
             examples = sum(request.examples for request in batch)
-            self._latency.observe(examples, cost.wall_seconds)
+            self._latency.observe(examples, seconds)
             self._judge.observe(batch[0].group, examples, cost, inline=inline)
 
     def launch(self, requests: Sequence[QueuedPredict], fill_seconds: float) -> Callable[[], None] | None:

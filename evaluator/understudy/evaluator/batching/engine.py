@@ -378,7 +378,8 @@ class Engine:
             batch = self._scheduler.next_predicts()
             if not self._is_brief(batch):
                 return None
-            return self._predicting(self._scheduler.extra_predict_batch(), inline=True)
+            self._scheduler.predicts.take(batch)
+            return self._predicting(batch, inline=True)
 
     def _extra_predict_job(self) -> Job:
         with self._changed:

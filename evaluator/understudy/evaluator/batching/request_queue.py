@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -211,6 +211,8 @@ class PredictQueue:
 
     def oldest(self) -> QueuedPredict:
         """Return the request that has waited longest; its group is next."""
+        if len(self._groups) == 1:
+            return next(iter(self))
         return min((group[0] for group in self._groups.values()), key=lambda request: request.arrived)
 
     def examples_like(self, request: QueuedPredict) -> int:
@@ -223,16 +225,19 @@ class PredictQueue:
         Returns an empty list if the queue is empty.
         """
         batch = self.next_batch(max_batch_size)
+        self.take(batch)
+        return batch
+
+    def take(self, batch: Sequence[QueuedPredict]) -> None:
+        """Remove what `next_batch` returned."""
         if not batch:
-            return []
+            return
         waiting = self._groups[batch[0].group]
-        for _ in batch:
+        for request in batch:
             waiting.popleft()
+            self._discount(request)
         if not waiting:
             del self._groups[batch[0].group]
-        for request in batch:
-            self._discount(request)
-        return batch
 
     def next_batch(self, max_batch_size: int) -> list[QueuedPredict]:
         """Return the batch that `take_batch` would remove."""

@@ -272,10 +272,12 @@ class InferenceStatistics:
             self._touch(step).failed.add(seconds)
 
     def _touch(self, step: int) -> StepStatistics:
-        statistics = self._steps.setdefault(step, StepStatistics())
+        statistics = self._steps.get(step)
+        if statistics is None:
+            statistics = self._steps[step] = StepStatistics()
+            if len(self._steps) > REMEMBERED_STEPS:
+                self._steps.popitem(last=False)
         self._steps.move_to_end(step)
-        if len(self._steps) > REMEMBERED_STEPS:
-            self._steps.popitem(last=False)
         return statistics
 
 
