@@ -41,7 +41,9 @@ def test_behind_a_gate_only_what_is_better_by_enough_starts_serving(run: RealRun
         wait_for_records(evaluator, 2)
         run.publish(3)
         wait_for_records(evaluator, 4)
-        run.publish(5, 8)
+        run.publish(5)
+        wait_for_records(evaluator, 6)
+        run.publish(8)
         records = wait_for_records(evaluator, 8)
 
         assert outcomes(records) == [
