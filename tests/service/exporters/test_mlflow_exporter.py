@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,11 @@ import pytest
 
 from understudy.service.events.exporter import Event, EventType, ExporterContext, load_exporter
 
-mlflow = pytest.importorskip("mlflow", reason="this environment is without the extra [mlflow]")
-pytest.importorskip("alembic", reason="MLflow's databases need alembic and SQLAlchemy")
-
-from mlflow.exceptions import MlflowException  # noqa: E402 - after the check
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE  # noqa: E402 - after the check
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow's libraries
+pytestmark = [  # MLflow takes long to import, so only the process that runs these tests does
+    pytest.mark.skipif(find_spec("mlflow") is None, reason="this environment is without the extra [mlflow]"),
+    pytest.mark.skipif(find_spec("alembic") is None, reason="MLflow's databases need alembic and SQLAlchemy"),
+    pytest.mark.filterwarnings("ignore"),  # of MLflow's libraries
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +27,8 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def client(uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    import mlflow
+
     for name, value in {"TRACKING_URI": uri, "EXPERIMENT_NAME": "tests"}.items():
         monkeypatch.setenv(f"MLFLOW_{name}", value)
     before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
@@ -123,6 +124,10 @@ def test_a_promotion_registers_the_checkpoint_and_moves_the_alias(client: Any) -
 
 
 def test_a_folder_that_a_server_refuses_as_the_source_is_in_a_tag(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
     create = mlflow.MlflowClient.create_model_version
 
     def as_a_server_does(self: Any, name: str, source: str, **options: Any) -> Any:

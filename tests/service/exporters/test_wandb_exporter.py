@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 
 from understudy.service.events.exporter import Event, EventType, ExporterContext, load_exporter
 
-pytest.importorskip("wandb", reason="this environment is without the extra [wandb]")
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the library's
+pytestmark = [  # the library takes long to import, so only the process that runs these tests does
+    pytest.mark.skipif(find_spec("wandb") is None, reason="this environment is without the extra [wandb]"),
+    pytest.mark.filterwarnings("ignore"),  # of the library's
+]
 
 
 def event(kind: EventType, step: int, **data: Any) -> Event:
