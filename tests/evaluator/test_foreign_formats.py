@@ -233,7 +233,9 @@ def assert_is_exported(theirs: Theirs, folder: Path, expected: dict[str, float],
 
 
 @pytest.mark.parametrize("name", SAVED_MODELS)
-def test_a_saved_model_serves_and_scores_with_named_metrics_only(tmp_path: Path, name: str) -> None:
+def test_a_saved_model_serves_scores_with_named_metrics_only_and_is_exported_as_it_is(
+    tmp_path: Path, name: str
+) -> None:
     theirs = Theirs(tmp_path, SAVED_MODELS[name])
     theirs.train_and_save(3)
     with theirs.evaluator() as evaluator:
@@ -254,6 +256,14 @@ def test_a_saved_model_serves_and_scores_with_named_metrics_only(tmp_path: Path,
                 stream.add(Batch(inputs={x.name: X[rows]}, targets={"targets": Y[rows]})).result(WAIT_SECONDS)
             metrics = stream.finish().metrics
         assert metrics == pytest.approx({"mean_absolute_error": expected["mae"]}, rel=1e-5)
+
+    serve = tf.saved_model.load(str(theirs.export(tmp_path / "out", "saved_model"))).signatures["serving_default"]
+    (argument,) = serve.structured_input_signature[1]
+    answers = serve(**{argument: tf.constant(X)})
+    np.testing.assert_allclose(next(iter(answers.values())).numpy(), outputs, rtol=1e-6, atol=1e-7)
+    with pytest.raises(LoadError, match="export it as saved_model"):
+        theirs.export(tmp_path / "out.keras", "keras")
+    assert not (tmp_path / "out.keras").exists()
 
 
 def test_variables_of_another_model_are_refused_with_the_reason(tmp_path: Path) -> None:
@@ -283,22 +293,6 @@ def test_the_weights_of_keras_2_fit_the_experiment_s_model(tmp_path: Path) -> No
     built = loader_for(ModelKind.WEIGHTS, build_model).build(file).model
 
     np.testing.assert_array_equal(built(X), model(X))
-
-
-@pytest.mark.parametrize("name", SAVED_MODELS)
-def test_a_saved_model_is_exported_as_it_is_and_not_as_a_keras_file(tmp_path: Path, name: str) -> None:
-    theirs = Theirs(tmp_path, SAVED_MODELS[name])
-    _, outputs = theirs.train_and_save(3)
-    with theirs.evaluator() as evaluator:
-        wait_for_records(evaluator, 1)
-
-    serve = tf.saved_model.load(str(theirs.export(tmp_path / "out", "saved_model"))).signatures["serving_default"]
-    (argument,) = serve.structured_input_signature[1]
-    answers = serve(**{argument: tf.constant(X)})
-    np.testing.assert_allclose(next(iter(answers.values())).numpy(), outputs, rtol=1e-6, atol=1e-7)
-    with pytest.raises(LoadError, match="export it as saved_model"):
-        theirs.export(tmp_path / "out.keras", "keras")
-    assert not (tmp_path / "out.keras").exists()
 
 
 def test_variables_are_not_exported_without_their_model(tmp_path: Path) -> None:
