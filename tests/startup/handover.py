@@ -20,6 +20,9 @@ NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/mnt")
 INSPECTIONS = ".inspections"
 """What the address of the server of inspections adds to the other's."""
 
+FORK_NAME = "for {}"
+"""The name of the process that runs the program of the one with this id."""
+
 _SUPERVISOR = "UNDERSTUDY_SUPERVISOR_PID"
 """The environment variable by which a program knows that it must end with its parent; see `_end_with_parent`."""
 

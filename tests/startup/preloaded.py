@@ -4,9 +4,9 @@ A test opts in with the environment of `testkit.preloading`. `sitecustomize` the
 Python: the server of this module forks, and the fork runs the program with the arguments, the environment, the folder
 and the standard streams that were meant for it. The process that handed over forwards signals to the fork and ends as
 the fork ends. If it is killed, the fork is killed a moment later; a supervisor's task ends so with its supervisor.
-Programs whose memory is measured, which are stopped by SIGSTOP, those whose memory addresses must differ, supervisors,
-whose children tests look for, and those that signal their group of processes, which is that of the tests here, start
-by themselves.
+A fork has the name of the process that handed over, so that a test finds it (`testkit.preloading.fork_of`). Programs
+whose memory is measured, those whose memory addresses must differ, supervisors, whose children tests look for, and
+those that signal their group of processes, which is that of the tests here, start by themselves.
 
 There are two servers. That of inspections has not imported TensorFlow, as the process of an inspection does not. Each
 imports with the first program that it is given.
@@ -25,6 +25,7 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -35,7 +36,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from handover import INSPECTION, NAMESPACES  # type: ignore[import-not-found] # beside this file
+from handover import FORK_NAME, INSPECTION, NAMESPACES  # type: ignore[import-not-found] # beside this file
 
 _MODULES = (
     *("tensorflow", "keras", "grpc.aio", "uvicorn", "sklearn.datasets", "pytest"),
@@ -45,6 +46,7 @@ _MODULES = (
     ),
 )
 _REQUEST_BYTES = 1 << 20
+_CREDENTIALS = struct.Struct("3i")
 
 
 class Server:
@@ -88,8 +90,12 @@ class Server:
             connection.close()
             return
         self._import_all()
+        came_from, _, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
         pid = os.fork()
         if pid == 0:
+            Path("/proc/self/comm").write_text(FORK_NAME.format(came_from))
             self._selector.close()
             for each in (self._listener, connection, *self._forks.values()):
                 each.close()

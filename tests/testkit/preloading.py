@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from startup.handover import INSPECTIONS
+import psutil
+from startup.handover import FORK_NAME, INSPECTIONS
 
 STARTUP = Path(__file__).parents[1] / "startup"
 VARIABLE = "TESTS_PRELOADED"
@@ -27,6 +29,17 @@ _SHARED = "TESTS_PRELOADED_SHARED"
 def preloaded() -> Mapping[str, str]:
     """Return what a program's environment needs so that it runs in a fork of a process that has imported TensorFlow."""
     return {VARIABLE: os.environ.get(_SHARED) or _server()}
+
+
+def fork_of(process_id: int) -> int:
+    """Return the process that runs the program of another, once that has handed over: the one to send SIGSTOP to."""
+    name = FORK_NAME.format(process_id)
+    ends = time.monotonic() + END_SECONDS
+    while not (forks := [each.pid for each in psutil.process_iter(["name"]) if each.info["name"] == name]):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    (fork,) = forks
+    return fork
 
 
 def share() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from testkit import sample_models
 from testkit.checkpoints import Chief
-from testkit.preloading import VARIABLE
+from testkit.preloading import fork_of
 from understudy.checkpoints import DirectoryLock
 from understudy.checkpoints.layout import MODEL_FILE, RunDir
 from understudy.checkpoints.local_checkpoint import open_local_checkpoint
@@ -63,7 +63,7 @@ class Pools:
 
     def stop_first(self) -> None:
         assert self.pool is not None
-        os.kill(self.pool.process_ids[0], signal.SIGSTOP)
+        os.kill(fork_of(self.pool.process_ids[0]), signal.SIGSTOP)
 
     def kill_all(self) -> None:
         assert self.pool is not None
@@ -107,10 +107,7 @@ def test_killed_workers_are_replaced_and_the_score_has_the_same_bits(case: Case,
     assert pools.started > 2
 
 
-def test_a_stopped_worker_is_overtaken_and_the_score_has_the_same_bits(
-    case: Case, pools: Pools, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(VARIABLE)  # SIGSTOP is not forwarded to a fork
+def test_a_stopped_worker_is_overtaken_and_the_score_has_the_same_bits(case: Case, pools: Pools) -> None:
     timeouts = WorkerTimeouts(least=0.2)
     assert score_of(case, pools, pools.stop_first, timeouts) == case.score
 

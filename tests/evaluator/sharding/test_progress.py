@@ -43,10 +43,11 @@ pytestmark = pytest.mark.usefixtures("quick_starts")
 
 
 class Pools:
-    """Makes pools of two processes, and remembers the shards that they computed."""
+    """Makes pools of some processes, and remembers the shards that they computed."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 2) -> None:
         self.submitted: list[int] = []
+        self._workers = workers
 
     def __call__(self, work: Work) -> LocalPool:
         submitted = self.submitted
@@ -56,7 +57,7 @@ class Pools:
                 submitted.append(shard.index)
                 super().submit(worker, shard)
 
-        return RememberingPool(work, workers=2)
+        return RememberingPool(work, workers=self._workers)
 
 
 def kill_in_the_middle(command: str, case: Case, target: Path, *cluster: str) -> None:
@@ -157,7 +158,7 @@ def test_slices_and_intervals_go_on_with_the_same_bits(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(breakdown, "_WAITING_EXAMPLES", 20)
-    continued, whole = interrupted_and_whole(case.work, tmp_path, Pools(), EXAMPLES)
+    continued, whole = interrupted_and_whole(case.work, tmp_path, Pools(workers=1), EXAMPLES)
     assert_equal_bits(continued, whole)
     assert len(whole.slices) == 5
     assert whole.intervals
