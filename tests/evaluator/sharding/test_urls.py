@@ -39,7 +39,6 @@ def run_options(case: Case, *more: object) -> tuple[object, ...]:
     [
         ("bucket", "data.npz", 2),
         ("bucket", "records", 1),
-        ("bucket", "records", 2),
         ("google_bucket", "data.npz", 1),
         ("google_bucket", "records", 2),
     ],
