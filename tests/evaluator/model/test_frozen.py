@@ -174,7 +174,7 @@ def test_freezing_changes_no_score(name: str, make_slot: Callable[..., Slot]) ->
 def test_a_checkpoint_of_every_format_is_frozen(
     kind: ModelKind, replicas: int, strategy: Callable[[int], Any], tmp_path: Path
 ) -> None:
-    def load(scale: float) -> tuple[Slot, Path]:
+    def save(scale: float) -> Path:
         model, path = dense(scale), tmp_path / f"{scale}"
         if kind is ModelKind.TF_CHECKPOINT:
             path = Path(tf.train.Checkpoint(model=model).write(str(path)))
@@ -186,10 +186,10 @@ def test_a_checkpoint_of_every_format_is_frozen(
         else:
             path = path.with_suffix(".keras" if kind is ModelKind.KERAS else ".h5")
             model.save(path)
-        return Slot(strategy(replicas), path, max_batch_size=4, loader=loader_for(kind, dense)), path
+        return path
 
-    slot, _ = load(2.0)
-    _, other = load(3.0)
+    slot = Slot(strategy(replicas), save(2.0), max_batch_size=4, loader=loader_for(kind, dense))
+    other = save(3.0)
     (name,) = (spec.name for spec in slot.signature.inputs)
     for scale in (2.0, 3.0):
         freeze(slot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ RESAMPLES = 3
 HORIZONS = 4
 
 MakeSlot = Callable[..., Slot]
+Built = Callable[[Callable[[], Any]], tuple[Any, Slot]]
 Rows = tuple[Any, ...]
 
 pytestmark = pytest.mark.timeout(600)
@@ -102,6 +104,22 @@ def masked_tagger(reduction: str) -> Any:
     return model
 
 
+averaging_tagger = functools.partial(masked_tagger, "sum_over_batch_size")
+
+
+@pytest.fixture(scope="module")
+def built(make_slot: MakeSlot) -> Built:
+    """Return a model and a slot that holds it on two replicas, each built and traced once for all tests."""
+
+    @functools.cache
+    def build(function: Callable[[], Any]) -> tuple[Any, Slot]:
+        keras.utils.clear_session(free_memory=False)
+        model = function()
+        return model, make_slot(model, replicas=2)
+
+    return build
+
+
 def check_parts(
     model: Any,
     slot: Slot,
@@ -158,9 +176,9 @@ def drawn(data: Callable[[np.random.Generator, int], Rows], *, weighted: bool = 
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
-def test_losses_of_masked_tokens_are_those_of_the_slice_or_resample(reduction: str, make_slot: MakeSlot) -> None:
-    model = masked_tagger(reduction)
-    slot = make_slot(model, replicas=2)
+def test_losses_of_masked_tokens_are_those_of_the_slice_or_resample(reduction: str, built: Built) -> None:
+    is_average = reduction == "sum_over_batch_size"
+    model, slot = built(averaging_tagger if is_average else functools.partial(masked_tagger, reduction))
     batches = [(tokens, targets[0]) for tokens, targets in drawn(tags, weighted=False)]
     assert not check_parts(model, slot, batches).notes
     weighted = [(tokens, targets[0], weights[0]) for tokens, targets, weights in drawn(tags)]
@@ -243,20 +261,18 @@ def test_metrics_of_several_labels_have_slices_and_intervals(make_slot: MakeSlot
     assert not check_parts(model, make_slot(model), batches).notes
 
 
-def test_metrics_that_are_no_sums_are_updated_for_each_slice_and_resample(make_slot: MakeSlot) -> None:
+def test_metrics_that_are_no_sums_are_updated_for_each_slice_and_resample(built: Built) -> None:
     kind = more_sample_models.KINDS["value metrics"]
-    model = exactness.build(kind)
-    slot = make_slot(model, replicas=2)
+    model, slot = built(kind.build)
     found = check_parts(model, slot, exactness.draw(kind, 11, SIZES, weighted=True))
     assert not found.notes
     assert {"spread", "loss"} <= found.intervals.keys() == found.slices[0].metrics.keys()
 
 
 @pytest.mark.parametrize("name", ["regression", "value metrics"])
-def test_a_batch_of_one_example_does_not_pass_for_proof_that_a_metric_is_a_sum(name: str, make_slot: MakeSlot) -> None:
+def test_a_batch_of_one_example_does_not_pass_for_proof_that_a_metric_is_a_sum(name: str, built: Built) -> None:
     kind = more_sample_models.KINDS[name]
-    model = exactness.build(kind)
-    slot = make_slot(model)
+    model, slot = built(kind.build)
     assert not check_parts(model, slot, exactness.draw(kind, 11, (1, 5, 2), weighted=True)).notes
     (alone,) = exactness.draw(kind, 11, (1,), weighted=False)
     found = exactness.score_parts(slot, [alone], [np.zeros(1)], BreakdownOptions(resamples=RESAMPLES))
@@ -281,23 +297,22 @@ def test_models_that_score_in_their_own_way_have_slices_and_say_why_there_are_no
 
 
 def test_resamples_that_would_take_too_many_updates_are_left_out_with_a_note(
-    make_slot: MakeSlot, monkeypatch: pytest.MonkeyPatch
+    built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(part_scores, "MAX_UPDATES", RESAMPLES + 3)
     kind = more_sample_models.KINDS["value metrics"]
-    model = exactness.build(kind)
-    found = check_parts(model, make_slot(model), exactness.draw(kind, 11, SIZES, weighted=False), with_resamples=False)
+    model, slot = built(kind.build)
+    found = check_parts(model, slot, exactness.draw(kind, 11, SIZES, weighted=False), with_resamples=False)
     assert "spread" in found.intervals
     assert "spread" not in found.slices[0].intervals
     assert "loss" in found.slices[0].intervals
     assert f"3 parts with {RESAMPLES} resamples take more than {RESAMPLES + 3} updates for a batch" in found.notes[0]
 
 
-def test_the_interval_of_a_masked_accuracy_is_scipys_bootstrap_of_ratios(make_slot: MakeSlot) -> None:
-    model = masked_tagger("sum_over_batch_size")
+def test_the_interval_of_a_masked_accuracy_is_scipys_bootstrap_of_ratios(built: Built) -> None:
+    model, slot = built(averaging_tagger)
     tokens, (targets, _) = tags(np.random.default_rng(3), 300)[:2]
     options = BreakdownOptions(slices=parse_slices([exactness.GROUP]), resamples=1000)
-    slot = make_slot(model)
     found = exactness.score_parts(slot, [(tokens, targets)], [np.zeros(300, np.int64)], options).intervals["right"]
     right = (np.argmax(model.predict(tokens, verbose=0), axis=-1) == targets) & (tokens != 0)
 
@@ -311,9 +326,8 @@ def test_the_interval_of_a_masked_accuracy_is_scipys_bootstrap_of_ratios(make_sl
     assert [found.low, found.high] == pytest.approx([expected.low, expected.high], abs=0.1 * width)
 
 
-def test_joining_batches_changes_no_score(make_slot: MakeSlot, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = masked_tagger("sum_over_batch_size")
-    slot = make_slot(model)
+def test_joining_batches_changes_no_score(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, slot = built(averaging_tagger)
     batches = [(tokens, targets[0]) for tokens, targets in drawn(tags, weighted=False)]
 
     def scores() -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -219,6 +220,20 @@ def test_a_batch_that_does_not_fit_is_refused(classifier: Slot, changes: dict[st
         score(classifier, image_batch(3, **changes))
 
 
+@pytest.fixture(scope="module")
+def of_kinds(make_slot: Callable[..., Slot]) -> Callable[[str, int], Slot]:
+    """Return a classifier with a loss on so many replicas, each loaded once."""
+
+    @functools.cache
+    def slot(loss: str, replicas: int) -> Slot:
+        inputs = keras.Input((3,), name="x")
+        model = keras.Model(inputs, layers.Dense(3, activation="softmax", name="kind")(inputs))
+        model.compile("sgd", loss)
+        return make_slot(model, replicas=replicas)
+
+    return slot
+
+
 CLASS_NUMBERS, ONE_HOT = np.array([0, 2, 1, 1]), np.eye(3, dtype=np.float32)[[0, 2, 1, 1]]
 
 
@@ -242,16 +257,14 @@ CLASS_NUMBERS, ONE_HOT = np.array([0, 2, 1, 1]), np.eye(3, dtype=np.float32)[[0,
     ],
 )
 def test_a_metric_that_the_targets_do_not_fit_is_named_with_the_shapes_and_what_helps(
-    make_slot: Callable[..., Slot], metric: str, targets: Any, words: str
+    of_kinds: Callable[[str, int], Slot], metric: str, targets: Any, words: str
 ) -> None:
-    inputs = keras.Input((3,), name="x")
-    model = keras.Model(inputs, layers.Dense(3, activation="softmax", name="kind")(inputs))
-    model.compile("sgd", "categorical_crossentropy" if targets is ONE_HOT else "sparse_categorical_crossentropy")
+    loss = "categorical_crossentropy" if targets is ONE_HOT else "sparse_categorical_crossentropy"
     config = {"recall": 0.5} if metric == "PrecisionAtRecall" else {}
     batch = Batch(inputs={"x": np.ones((4, 3), np.float32)}, targets={"targets": targets})
     for replicas in (1, 2):
         with pytest.raises(InvalidInputError, match=f"targets of 'kind' do not fit the metric '{metric}' .*{words}"):
-            score(make_slot(model, replicas=replicas), batch, metrics=(MetricSpec(name=metric, config=config),))
+            score(of_kinds(loss, replicas), batch, metrics=(MetricSpec(name=metric, config=config),))
 
 
 def test_a_metric_that_the_targets_of_a_sequence_do_not_fit_is_named_without_the_numbers_of_a_trial(
@@ -382,18 +395,23 @@ def test_targets_of_text_are_refused(make_slot: Callable[..., Slot], loss: str) 
         score(make_slot(model), batch)
 
 
-@pytest.mark.parametrize("shape", [(5,), (5, 6), (5, 7, 2, 1)])
-def test_an_error_about_weights_says_what_came(make_slot: Callable[..., Slot], shape: tuple[int, ...]) -> None:
+@pytest.fixture(scope="module")
+def of_sequences(make_slot: Callable[..., Slot]) -> Slot:
     inputs = keras.Input((7, 3), name="x")
     model = keras.Model(inputs, layers.Dense(2)(inputs))
     model.compile("sgd", "mse", weighted_metrics=["mae"])
+    return make_slot(model)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 6), (5, 7, 2, 1)])
+def test_an_error_about_weights_says_what_came(of_sequences: Slot, shape: tuple[int, ...]) -> None:
     batch = Batch(
         inputs={"x": np.ones((5, 7, 3), np.float32)},
         targets={"targets": np.ones((5, 7, 2), np.float32)},
         sample_weights={"sample_weights": np.ones(shape, np.float32)},
     )
     with pytest.raises(InvalidInputError) as refused:
-        score(make_slot(model), batch)
+        score(of_sequences, batch)
     came = f"sample weights: float32[{', '.join(map(str, ('examples', *shape[1:])))}])"
     assert f"(targets: float32[examples, 7, 2]; outputs: float32[examples, 7, 2]; {came}" in str(refused.value)
     assert str(refused.value).startswith("the sample weights do not fit the model's loss")
