@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testkit import exactness, more_sample_models, sample_models
@@ -118,19 +118,14 @@ def test_metrics_are_exact_where_the_model_does_not_round(
     assert [dict(result) for result in exactness.score_interleaved(slot, batches_of)] == expected
 
 
-@settings(drawn, max_examples=2, phases=[Phase.explicit, Phase.generate])
-@given(
-    name=st.sampled_from(sorted(more_sample_models.PASSED_THROUGH)),
-    replicas=st.sampled_from([1, REPLICAS]),
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3),
-    weighted=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
+@pytest.mark.parametrize(
+    ("name", "sizes", "weighted", "seed"),
+    [("binary metrics", [15, 1, 34], True, 5), ("many labels", [15, 39, 34], False, 124611)],
 )
-@example(name="value metrics", replicas=1, sizes=[23, 9], weighted=False, seed=5)
 def test_slices_and_resamples_score_as_their_examples_alone(
-    compiled: Compiled, name: str, replicas: int, sizes: list[int], *, weighted: bool, seed: int
+    compiled: Compiled, name: str, sizes: list[int], *, weighted: bool, seed: int
 ) -> None:
-    model, slot = compiled(name, replicas)
+    model, slot = compiled(name, REPLICAS)
     batches = exactness.draw(more_sample_models.KINDS[name], seed, sizes, weighted=weighted)
     rng = np.random.default_rng(seed)
     groups = [rng.integers(0, 3, size) for size in sizes]
@@ -169,10 +164,10 @@ def test_keras_scores_the_gathered_outputs_as_they_were_scored(compiled: Compile
         assert exactness.deviation(result, exactness.score_outputs(model, slot, batches)) <= exactness.ROUNDING
 
 
-def test_metrics_that_are_named_score_as_if_they_were_compiled(make_slot: Callable[..., Slot]) -> None:
+def test_metrics_that_are_named_score_as_if_they_were_compiled(compiled: Compiled) -> None:
     for name in ("binary metrics", "value metrics"):
+        _, slot = compiled(name, REPLICAS)
         model = exactness.build(more_sample_models.KINDS[name])
-        slot = make_slot(model, replicas=REPLICAS, max_batch_size=MAX_ROWS)
         metrics = more_sample_models.NAMED[name]
         more_sample_models.compile_with(model, metrics)
         batches = exactness.draw(more_sample_models.KINDS[name], 5, SIZES, weighted=False)
