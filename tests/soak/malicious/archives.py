@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from soak.malicious.harms import HARMS, Harm, harm, honest_model
+from soak.malicious.harms import HARMS, Harm, harm, write_honest
 from understudy.checkpoints.kinds import ModelKind
 
 
 def honest_members(folder: Path) -> dict[str, bytes]:
     """Return the members of the archive of an honest model, by their names."""
-    honest_model().save(folder / "model.keras")
+    write_honest(folder / "model.keras")
     with zipfile.ZipFile(folder / "model.keras") as archive:
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
@@ -111,7 +111,7 @@ def _(members: dict[str, bytes]) -> None:
 @harm("files that overlap in the archive", ModelKind.KERAS, "overlap")
 def _(folder: Path, marker: Path) -> None:
     del marker
-    honest_model().save(folder / "model.keras")
+    write_honest(folder / "model.keras")
     content = bytearray((folder / "model.keras").read_bytes())
     with zipfile.ZipFile(folder / "model.keras") as archive:
         weights = archive.getinfo("model.weights.h5")
@@ -124,7 +124,7 @@ def _(folder: Path, marker: Path) -> None:
 @harm("an encrypted file in the archive", ModelKind.KERAS, "encrypted")
 def _(folder: Path, marker: Path) -> None:
     del marker
-    honest_model().save(folder / "model.keras")
+    write_honest(folder / "model.keras")
     content = bytearray((folder / "model.keras").read_bytes())
     with zipfile.ZipFile(folder / "model.keras") as archive:
         directory = archive.start_dir

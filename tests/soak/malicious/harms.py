@@ -6,6 +6,8 @@ must be specific.
 
 from __future__ import annotations
 
+import functools
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,6 +54,22 @@ def honest_model() -> Any:
     model = keras.Model(inputs, keras.layers.Dense(2, name="y")(inputs), name="honest")
     model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
     return model
+
+
+def write_honest(file: Path) -> None:
+    """Save that model, or its weights; the format follows from the name. It is the same file each time."""
+    file.write_bytes(_saved(file.name))
+
+
+@functools.cache
+def _saved(name: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        file, model = Path(folder, name), honest_model()
+        if name.endswith(".weights.h5"):
+            model.save_weights(file)
+        else:
+            model.save(file)
+        return file.read_bytes()
 
 
 def publish_malicious(run: RunDir, step: int, malicious: Harm, marker: Path) -> None:

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from soak.malicious.archives import honest_members
-from soak.malicious.harms import Json, harm, honest_model
+from soak.malicious.harms import Json, harm, write_honest
 from soak.malicious.keras_files import function_config, lambda_code
 from understudy.checkpoints.kinds import ModelKind
 
@@ -101,12 +101,12 @@ def _spoil_file(spoil: Spoil, path: Path, marker: Path) -> None:
 def _register_spoil(name: str, refusal: str, spoil: Spoil) -> None:
     @harm(f"{name}, in .weights.h5", ModelKind.WEIGHTS, refusal)
     def _(folder: Path, marker: Path) -> None:
-        honest_model().save_weights(folder / "model.weights.h5")
+        write_honest(folder / "model.weights.h5")
         _spoil_file(spoil, folder / "model.weights.h5", marker)
 
     @harm(f"{name}, in .h5", ModelKind.HDF5, refusal)
     def _(folder: Path, marker: Path) -> None:
-        honest_model().save(folder / "model.h5")
+        write_honest(folder / "model.h5")
         _spoil_file(spoil, folder / "model.h5", marker)
 
     @harm(f"{name}, in .keras", ModelKind.KERAS, refusal)
@@ -140,7 +140,7 @@ def _(folder: Path, marker: Path) -> None:
         layer.update({"class_name": "Lambda", "config": {"name": "y", "function": function, "function_type": "lambda"}})
         layer.pop("module", None)
 
-    honest_model().save(folder / "model.h5")
+    write_honest(folder / "model.h5")
     _rewrite_model_config(folder / "model.h5", change)
 
 
@@ -155,14 +155,14 @@ def _(folder: Path, marker: Path) -> None:
         )
         layer.pop("module", None)
 
-    honest_model().save(folder / "model.h5")
+    write_honest(folder / "model.h5")
     _rewrite_model_config(folder / "model.h5", change)
 
 
 @harm("set_epsilon as a loss in .h5", ModelKind.HDF5, "set_epsilon")
 def _(folder: Path, marker: Path) -> None:
     del marker
-    honest_model().save(folder / "model.h5")
+    write_honest(folder / "model.h5")
     with h5py.File(folder / "model.h5", "r+") as file:
         training = json.loads(file.attrs["training_config"])
         training["loss"] = function_config("keras.config", "set_epsilon")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from soak.malicious.harms import HARMS, Harm, Json, honest_model
+from soak.malicious.harms import HARMS, Harm, Json, write_honest
 from understudy.checkpoints.kinds import ModelKind
 
 
@@ -47,7 +47,7 @@ def _keras(name: str, refusal: str) -> Callable[[Callable[[Json, Path], None]], 
 
     def register(change: Callable[[Json, Path], None]) -> Callable[[Json, Path], None]:
         def write(folder: Path, marker: Path) -> None:
-            honest_model().save(folder / "model.keras")
+            write_honest(folder / "model.keras")
             rewrite_config(folder / "model.keras", lambda config: change(config, marker))
 
         HARMS[name] = Harm(ModelKind.KERAS, refusal, write)
