@@ -47,9 +47,10 @@ class RayCluster:
             "num_cpus": 1,
             "object_store_memory": 100 * 2**20,
             "include_dashboard": False,
+            "include_log_monitor": False,
             "node_ip_address": "127.0.0.1",
         }
-        self._head = {**self._node, "temp_dir": folder, "gcs_server_port": port}
+        self._head = {**self._node, "temp_dir": folder, "gcs_server_port": port, "no_monitor": True}
         self._cluster: Any = None
 
     @property
