@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ import numpy as np
 
 from understudy.checkpoints import CheckpointPublisher, RunDir, RunSource
 from understudy.checkpoints.keras_signature import signature_of
+from understudy.checkpoints.layout import MODEL_FILE
+from understudy.checkpoints.signature import Signature
 from understudy.evaluator.datasets.dataset import ArrayDataset, EvaluationDataset
 from understudy.evaluator.evaluator import Evaluator
 from understudy.evaluator.observer import FreezeOutcome, LoadOutcome, Milestone, SilentObserver
@@ -75,6 +80,20 @@ class Told(SilentObserver):
         self.freezings.append(outcome)
 
 
+@functools.cache
+def _saved(step: int, time: int) -> tuple[bytes, Signature]:
+    """Return the file and the signature of the model of a step, which several tests publish."""
+    del time
+    return _save(step_model(step))
+
+
+def _save(model: Any) -> tuple[bytes, Signature]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, MODEL_FILE)
+        model.save(file)
+        return file.read_bytes(), signature_of(model)
+
+
 class RealRun:
     """Publishes models and opens evaluators on them."""
 
@@ -82,15 +101,18 @@ class RealRun:
         self.dir = RunDir(folder)
         self.publisher = CheckpointPublisher(self.dir, keep=1000)
         self.told = Told()
+        self._times: Counter[int] = Counter()
 
     def publish(self, *steps: int, model: Any = None) -> None:
+        """Publish a model, or that of each step, which makes another file where it is published again."""
         for step in steps:
-            published = model or step_model(step)
+            content, signature = _saved(step, self._times[step]) if model is None else _save(model)
+            self._times[step] += 1
 
-            def write(folder: Path, model: Any = published) -> None:
-                model.save(folder / "model.keras")
+            def write(folder: Path, content: bytes = content) -> None:
+                (folder / MODEL_FILE).write_bytes(content)
 
-            self.publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=signature_of(published))
+            self.publisher.publish(step, write, epoch=None, final=False, metrics={}, signature=signature)
 
     def evaluator(self, *, datasets: Sequence[EvaluationDataset] = (), **settings: Any) -> Evaluator:
         defaults: dict[str, Any] = {
