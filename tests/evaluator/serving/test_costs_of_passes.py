@@ -28,7 +28,7 @@ OURS = tuple(
     f"{Path(path)}{os.sep}" for part in (understudy.checkpoints, understudy.evaluator) for path in part.__path__
 )
 LONG_AGO_NS = 10**18
-FEW, MANY = 100, 500  # a listing reads the status of the newest 64, however many there are
+FEW, MANY = 80, 300  # a listing reads the status of the newest 64, however many there are
 
 
 class Operations:
