@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from testkit.fetched import fetched
-from testkit.front_ends import FRONT_ENDS
-from testkit.preloading import preloaded
+from testkit.front_ends import AVAILABLE, FRONT_ENDS
+from testkit.preloading import STARTUP, preloaded
 from testkit.served import Pair, serving_both
 from testkit.values import DTYPES, packed, values
 from understudy.clients import Client
@@ -80,7 +80,7 @@ def report_of(program: Path | str, *arguments: str | Path) -> Report:
         timeout=CALLS_SECONDS,
         check=False,
         cwd=CALLS,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, "PYTHONPATH": f"{STARTUP}{os.pathsep}{ROOT / 'tests'}", "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
     assert completed.returncode == 0, completed.stderr[-3000:]
     report: Report = json.loads(completed.stdout.splitlines()[-1])
@@ -105,5 +105,13 @@ def triton_http(fetch: Fetch, served: Pair) -> Report:
 
 
 @pytest.fixture(scope="session")
-def tf_serving(fetch: Fetch, served: Pair) -> Report:
-    return report_of(fetch("tfserving") / "bin" / "python", "tfserving.py", served.every.grpc, served.plain.grpc)
+def tf_serving_reports(fetch: Fetch, serve: Serve) -> dict[str, Report]:
+    """The outcomes of TensorFlow Serving's stubs by server. One process has them all, as it imports TensorFlow."""
+    pairs = [serve(front_end) for front_end in AVAILABLE]
+    targets = [server.grpc for pair in pairs for server in (pair.every, pair.plain)]
+    return report_of(fetch("tfserving") / "bin" / "python", "tfserving.py", *targets)
+
+
+@pytest.fixture(scope="session")
+def tf_serving(served: Pair, tf_serving_reports: dict[str, Report]) -> Report:
+    return tf_serving_reports[served.every.grpc]

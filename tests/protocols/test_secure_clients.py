@@ -23,7 +23,7 @@ from protocols.test_examples import EXAMPLES, output_of
 from testkit.certificates import replace
 from testkit.checkpoints import ones
 from testkit.fetched import INSTALL_SECONDS
-from testkit.front_ends import ENVOY, GRPCIO, missing_for_envoy
+from testkit.front_ends import AVAILABLE
 from testkit.in_process import until
 from testkit.prometheus_tools import scraping, value_of
 from testkit.secure_sites import READERS_TOKEN, STEP, Site, serving_sites, write_sites
@@ -31,8 +31,7 @@ from understudy.clients import AsyncClient, Client, PermissionDeniedError, Unaut
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
 
-FRONT_ENDS = (GRPCIO,) if missing_for_envoy() else (GRPCIO, ENVOY)
-NAMES = [f"{front_end} {way}" for front_end in FRONT_ENDS for way in ("token", "certificate")]
+NAMES = [f"{front_end} {way}" for front_end in AVAILABLE for way in ("token", "certificate")]
 EXPECTED = [2.5 * STEP, 0.5 * STEP]
 """The outputs for the examples of `calls/secure.py`."""
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}
@@ -42,7 +41,7 @@ SECONDS = 30.0
 
 @pytest.fixture(scope="module")
 def sites(logical_cpus: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Site]]:
-    with serving_sites(tmp_path_factory.mktemp("sites"), FRONT_ENDS, logical_cpus[:1]) as running:
+    with serving_sites(tmp_path_factory.mktemp("sites"), AVAILABLE, logical_cpus[:1]) as running:
         yield {site.name: site for site in running}
 
 

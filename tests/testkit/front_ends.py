@@ -28,3 +28,6 @@ _missing = missing_for_envoy()
 needs_envoy = pytest.mark.skipif(bool(_missing), reason=_missing)
 
 FRONT_ENDS = (GRPCIO, pytest.param(ENVOY, marks=needs_envoy))
+
+AVAILABLE = (GRPCIO,) if _missing else (GRPCIO, ENVOY)
+"""Those that run on this machine, for fixtures that start them all."""

@@ -1,6 +1,8 @@
 """Makes every call of TensorFlow Serving's stubs, and prints the outcomes. Runs in their environment.
 
-tfserving.py HOST:PORT HOST:PORT    (the server of the model "every", and that of "plain")
+tfserving.py HOST:PORT HOST:PORT...    (pairs of a server of the model "every" and one of "plain")
+
+The outcomes are those of each pair, by the address of its first server.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from tensorflow_serving.apis import (
 
 from testkit.values import DTYPES, EVERY, PLAIN, packed, values
 
-EVERY_TARGET, PLAIN_TARGET = sys.argv[1:]
 REPORT: dict[str, Any] = {}
 SECONDS = 30
 
@@ -116,17 +117,18 @@ def ask_for_what_is_not_there(stub: Any) -> None:
     note("MultiInference", lambda: stub.MultiInference(inference_pb2.MultiInferenceRequest(), timeout=SECONDS))
 
 
-def main() -> None:
-    with grpc.insecure_channel(EVERY_TARGET) as channel:
+def report(every_target: str, plain_target: str) -> dict[str, Any]:
+    REPORT.clear()
+    with grpc.insecure_channel(every_target) as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         predict_every_datatype(stub)
         describe(stub)
-    with grpc.insecure_channel(PLAIN_TARGET) as channel:
+    with grpc.insecure_channel(plain_target) as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         predict_with_options(stub)
         ask_for_what_is_not_there(stub)
         ask_for_the_status(model_service_pb2_grpc.ModelServiceStub(channel))
-    print(json.dumps(REPORT))
+    return dict(REPORT)
 
 
-main()
+print(json.dumps({every: report(every, plain) for every, plain in zip(sys.argv[1::2], sys.argv[2::2], strict=True)}))
