@@ -18,8 +18,8 @@ from understudy.experiments.digits_data import load_split
 
 WORKERS = 2
 REPLICAS = 2
-STEPS = 500
-CHECKPOINT_EVERY = 50
+STEPS = 300
+CHECKPOINT_EVERY = 30
 _GATE = "test/accuracy not worse by 0.005 at 95%"
 """Less than two of the 300 test images, which are too few to decide it when one is newly wrong."""
 _RUN = "run"

@@ -15,7 +15,7 @@ from understudy.cli.processes import ChildProcess, ProcessGroup
 from understudy.clients import Client
 from understudy.experiments.digits_data import load_split
 
-EPOCHS = 16
+EPOCHS = 8
 _TRAINING_SECONDS = 120.0
 _DISCOVERY_SECONDS = 30.0
 _POLL_SECONDS = 0.1

@@ -155,7 +155,7 @@ class Traffic:
         report: The results so far.
     """
 
-    def __init__(self, target: str, examples: npt.NDArray[Any], *, pause_seconds: float = 0.005) -> None:
+    def __init__(self, target: str, examples: npt.NDArray[Any], *, pause_seconds: float = 0.02) -> None:
         self._target = target
         self._examples = examples
         self._pause_seconds = pause_seconds
