@@ -163,6 +163,7 @@ class _Cut:
         plan = self._plan
         first_epoch, skipped = divmod(self._first_step * plan.global_batch_size, plan.examples_per_epoch)
 
+        @tf.autograph.experimental.do_not_convert
         def shuffled(epoch: tf.Tensor) -> tf.data.Dataset:
             seed = tf.math.floormod(plan.seed + epoch + _WORKER_STRIDE * self._worker, _SEEDS)
             order = epoch_of(epoch).shuffle(plan.shuffle_buffer, seed=seed, reshuffle_each_iteration=False)

@@ -74,7 +74,7 @@ def _sum(strategy: tf.distribute.Strategy, value: int) -> int:
 def _adder(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return a function that is traced once per strategy."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def add_up(value: tf.Tensor) -> tf.Tensor:
         return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(tf.identity, args=(value,)), axis=None)
 

@@ -87,7 +87,7 @@ def average(variable: keras.Variable, values: Array) -> Array:
 
 
 def _local_replica_ids(strategy: tf.distribute.Strategy) -> tuple[int, ...]:
-    @tf.function
+    @tf.function(autograph=False)
     def replica_ids() -> Any:
         return strategy.run(_replica_id)
 
@@ -111,7 +111,7 @@ def _gatherer(
     def gather_rows() -> tuple[tf.Tensor, list[tf.Tensor]]:
         return gather_row(_replica_id()), [gather_row(variable.value) for variable in variables]
 
-    @tf.function
+    @tf.function(autograph=False)
     def gather() -> tuple[tf.Tensor, list[tf.Tensor]]:
         ids, values = strategy.run(gather_rows)
         # After a gather all replicas have the same values.
