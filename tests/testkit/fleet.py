@@ -155,7 +155,7 @@ def traffic(clients: Mapping[str, Client], *, answer: int | None = None) -> Iter
                     continue
                 np.testing.assert_allclose(result.outputs["y"], result.step if answer is None else answer, rtol=1e-5)
                 answered.append(result.step)
-            ended.wait(0.005)
+            ended.wait(0.02)
 
     thread = threading.Thread(target=call, name="traffic")
     thread.start()

@@ -415,3 +415,13 @@ def _is_known(name: str) -> bool:
     from tensorflow.python.eager import context
 
     return bool(context.context().has_function(name))
+
+
+@pytest.mark.timeout(60)
+def test_a_small_model_is_timed_no_longer_than_it_takes_to_tell(
+    make_slot: Callable[..., Slot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frozen, "_TIMED_SECONDS", 3600.0)
+    slot = make_slot(dense(), replicas=1, max_batch_size=4)
+    freeze(slot)
+    assert is_frozen(slot)

@@ -57,8 +57,9 @@ _FREE_FILES = 32
 """How many files the process must be able to open. If its optimizer cannot open one, TensorFlow 2.21 may end it."""
 
 _MIN_ROUNDS = 3
+_MAX_ROUNDS = 50
 _TIMED_SECONDS = 0.2
-"""How many times, and how long, each batch size is timed at least."""
+"""How many times each batch size is timed, and how long if these are more than the least."""
 
 _numbers = itertools.count()
 
@@ -378,7 +379,7 @@ def _gain(frozen: ForwardPass, forward: ForwardPass, inputs: Arrays, check_wante
     with_constants, with_variables = math.inf, math.inf
     until = time.perf_counter() + _TIMED_SECONDS
     rounds = 0
-    while rounds < _MIN_ROUNDS or time.perf_counter() < until:
+    while rounds < _MIN_ROUNDS or (rounds < _MAX_ROUNDS and time.perf_counter() < until):
         check_wanted()
         with_constants = min(with_constants, _seconds(frozen, inputs))
         with_variables = min(with_variables, _seconds(forward, inputs))
