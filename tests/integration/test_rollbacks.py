@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from integration.conftest import STEPS
 
 from testkit.checkpoints import Chief, ones
-from testkit.front_ends import FRONT_ENDS
 from testkit.in_process import RunningService, running_service, until
 from understudy.cli.main import main
 from understudy.clients import Client, FailedPreconditionError
@@ -31,13 +30,12 @@ def serve_each(chief: Chief, client: Client) -> None:
         until(lambda step=step: client.status().serving_step == step)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_each_rollback_goes_further_back_also_after_a_restart(
-    chief: Chief, replicas: tuple[str, ...], tmp_path: Path, front_end: str
+    chief: Chief, replicas: tuple[str, ...], tmp_path: Path
 ) -> None:
     def start(stack: ExitStack) -> RunningService:
         settings = {"run_dir": tmp_path / "run"}
-        running = running_service(settings, {}, replicas=replicas, state_dir=tmp_path / "state", front_end=front_end)
+        running = running_service(settings, {}, replicas=replicas, state_dir=tmp_path / "state")
         return stack.enter_context(running)
 
     with ExitStack() as stack:

@@ -140,14 +140,14 @@ def test_it_goes_on_where_it_was_when_the_evaluator_is_started_again(fleet: Flee
         return 0.0 if rollout is None else rollout.elapsed_seconds
 
     with unfinished_rollouts():
-        fleet.evaluate(rollout="canary=30%,after=6s").wait_ready()
+        fleet.evaluate(rollout="canary=30%,after=4s").wait_ready()
         fleet.follow()
         name = fleet.begin()
         until(lambda: fleet.served() == [10, 10, 20])
-        until(lambda: spent() >= 3)
+        until(lambda: spent() >= 2)
         before = spent()
         fleet.end_evaluator()
-        assert fleet.evaluate(rollout="canary=30%,after=6s").wait_ready() == 10
+        assert fleet.evaluate(rollout="canary=30%,after=4s").wait_ready() == 10
         assert fleet.part_of(20) == name
         assert spent() >= before - 1
         assert fleet.served() == [10, 10, 20]
