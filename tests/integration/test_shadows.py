@@ -20,7 +20,6 @@ from click.testing import CliRunner
 
 from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model
 from testkit.fleet import Fleet, evaluator_process, serving_step, traffic, unfinished_rollouts
-from testkit.front_ends import FRONT_ENDS, GRPCIO
 from testkit.in_process import RunningService, running_service, until
 from understudy.cli.main import main
 from understudy.clients import Client
@@ -66,7 +65,7 @@ def fleet(tmp_path: Path, replicas: tuple[str, ...]) -> Iterator[Fleet]:
 def serve(chief: Chief, replicas: tuple[str, ...], tmp_path: Path, stack: ExitStack) -> Serve:
     """Serve step 10 of a run, without any server that follows."""
 
-    def serve(rollout: str, front_end: str = GRPCIO) -> RunningService:
+    def serve(rollout: str) -> RunningService:
         chief.publish(10)
         running = stack.enter_context(
             running_service(
@@ -74,7 +73,6 @@ def serve(chief: Chief, replicas: tuple[str, ...], tmp_path: Path, stack: ExitSt
                 {"rollout": rollout},
                 replicas=replicas,
                 state_dir=tmp_path / "run" / "evaluator",
-                front_end=front_end,
             )
         )
         assert running.wait_ready() == 10
@@ -103,12 +101,8 @@ def answers_until(client: Client, expected: Sequence[tuple[int, str]]) -> list[i
     return answered
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-def test_a_version_that_agrees_is_promoted_after_the_time_on_one_server(
-    chief: Chief, serve: Serve, front_end: str
-) -> None:
-    service = serve(SOON, front_end)
-    client = service.client()
+def test_a_version_that_agrees_is_promoted_after_the_time_on_one_server(chief: Chief, serve: Serve) -> None:
+    client = serve(SOON).client()
     chief.publish_other(20, step_model(10))
     answered = answers_until(client, [(20, "started"), (20, "promoted")])
     assert answered[0] == 10
