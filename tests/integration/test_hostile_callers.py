@@ -170,7 +170,7 @@ def servables() -> Iterator[WeakSet[Servable]]:
 def test_streams_that_say_little_do_not_keep_a_new_checkpoint_from_being_served(
     chief: Chief, servables: WeakSet[Servable], run_service: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("understudy.evaluator.evaluation.evaluation_stream.RECALL_TO_SERVE_SECONDS", 0.1)
+    monkeypatch.setattr("understudy.evaluator.evaluation.servable_stream.RECALL_TO_SERVE_SECONDS", 0.1)
     chief.publish(10)
     service = run_service()
     service.wait_ready()

@@ -16,7 +16,8 @@ import tensorflow as tf
 from testkit import sample_models
 from testkit.engine_calls import predict_on
 from understudy.evaluator.batching.engine import Engine, EngineSettings
-from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
+from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+from understudy.evaluator.evaluation.servable_stream import OpenStreams
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError, StreamIdleError
 from understudy.evaluator.model.scorer import Scorer, ScoreState
 from understudy.evaluator.model.slot import Slot

@@ -15,7 +15,7 @@ from understudy.evaluator.assembly.component_options import ScoringPlan, device_
 from understudy.evaluator.assembly.evaluator_inputs import EvaluatorInputs
 from understudy.evaluator.assembly.recording import Records
 from understudy.evaluator.batching.engine import Engine
-from understudy.evaluator.evaluation.evaluation_stream import OpenStreams
+from understudy.evaluator.evaluation.servable_stream import OpenStreams
 from understudy.evaluator.model.devices import has_gpu
 from understudy.evaluator.model.loaders import BuildModel, loader_for
 from understudy.evaluator.model.reclaiming import reclaim_memory

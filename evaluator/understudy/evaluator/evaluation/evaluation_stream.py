@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
-import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.evaluation.breakdown import Breakdown, BreakdownOptions, BrokenDown
 from understudy.evaluator.evaluation.class_decisions import LabelNotes
 from understudy.evaluator.evaluation.resample_memory import ResampleMemory
+from understudy.evaluator.evaluation.servable_stream import ServableStream
 from understudy.evaluator.evaluation.slices import Members
-from understudy.evaluator.evaluator_errors import CancelledError, EvaluatorError, InvalidInputError, StreamIdleError
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.inputs import by_output
 from understudy.evaluator.model.scorer import Scorer, ScoreState
 from understudy.evaluator.serving.ranking import LOSS
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.types import Array, Arrays, Batch, EvaluationResult
-
-_log = logging.getLogger(__name__)
-
-RECALL_SILENT_SECONDS = 10.0
-RECALL_TO_SERVE_SECONDS = 1.0
-"""A stream that was idle for so long in total is closed if a checkpoint waits for its slot: to be scored, to serve."""
-
-RECALL_STARVED_SECONDS = 30.0
-"""After this wait of the next serving version, the streams on the version of the oldest are closed, even if busy."""
 
 
 class ExampleScores(NamedTuple):
@@ -51,7 +39,7 @@ class ExampleScores(NamedTuple):
     masks: Arrays = MappingProxyType({})
 
 
-class EvaluationStream:
+class EvaluationStream(ServableStream):
     """Scores batches, one after another, on the checkpoint of one handle, and finally releases it. Thread-safe.
 
     Its state is private and does not grow with the number of batches. A context manager that closes it.
@@ -79,9 +67,8 @@ class EvaluationStream:
         breakdown: BreakdownOptions | None = None,
         memory: ResampleMemory | None = None,
     ) -> None:
-        self._handle = handle
+        super().__init__(handle, engine)
         self._scorer = scorer
-        self._engine = engine
         self._options = breakdown or BreakdownOptions()
         self._notes: tuple[str, ...] = ()
         if not self._options.is_empty and handle.slot.nested_outputs:
@@ -97,52 +84,15 @@ class EvaluationStream:
             self._breakdown = Breakdown(self._options, tasks, memory=memory, between_pieces=self._between_pieces)
         self._with_members = keep_outputs
         self._keep_outputs = keep_outputs or self._options.needs_predictions
-        self._lock = threading.Lock()
         self._state = scorer.start()
-        self._under_way: list[_BatchUnderWay] = []
-        self._failure: BaseException | None = None
-        self._closed = False
         self._waiting_seconds = 0.0
         self._computing_seconds = 0.0
-        self._opened = self._active = time.monotonic()
-        self._silent_seconds = 0.0
-        # Raised in copies, as the frames of a traceback hold the refused batch.
-        self._reason: EvaluatorError = CancelledError("the stream was closed; open another one")
-
-    @property
-    def age_seconds(self) -> float:
-        """The time since it was opened."""
-        return time.monotonic() - self._opened
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it accepts no more batches."""
-        return self._closed
-
-    @property
-    def step(self) -> int:
-        """The step of the checkpoint that is scored."""
-        return self._handle.step
 
     @property
     def without_example_losses(self) -> str:
         """Why there are no per-example losses although they were requested; known once a batch was scored."""
         with self._lock:
             return self._state.without_example_losses
-
-    @property
-    def silent_seconds(self) -> float:
-        """The total time during which no batch was in progress."""
-        with self._lock:
-            self._settle()
-            return self._silent_seconds + (0.0 if self._under_way else time.monotonic() - self._active)
-
-    @property
-    def idle_seconds(self) -> float:
-        """The time since the last batch was in progress; 0 while one is."""
-        with self._lock:
-            self._settle()
-            return 0.0 if self._under_way else time.monotonic() - self._active
 
     def add(self, batch: Batch, deadline: float | None = None) -> Future[ExampleScores]:
         """Queue a batch. Waiting for each future before adding the next batch keeps one batch in memory.
@@ -160,24 +110,13 @@ class EvaluationStream:
         """
         examples = self._scorer.check(batch)
         added = time.monotonic()
-        with self._lock:
-            if self._closed:
-                raise copy.copy(self._reason)
-            self._settle()
-            if not self._under_way:
-                self._silent_seconds += added - self._active
-                self._active = added
-            prepares = any(other.prepares for other in self._under_way) or not self._scorer.is_prepared(batch)
-            future = self._engine.run(
-                lambda: self._score(batch, added),
-                examples=examples,
-                deadline=deadline,
-                prepare=(lambda: self._scorer.prepare(batch)) if prepares else None,
-                trial=self._handle.slot.try_out,
-            )
-            self._under_way.append(_BatchUnderWay(future=future, prepares=prepares))
-        future.add_done_callback(self._done)
-        return future
+        return self._run(
+            lambda: self._score(batch, added),
+            examples=examples,
+            deadline=deadline,
+            prepare=lambda: self._scorer.prepare(batch),
+            is_prepared=self._scorer.is_prepared(batch),
+        )
 
     def stored(self) -> dict[str, Any] | None:
         """Return the state after the batches so far, for `restore`: plain values and arrays. Every future must be done.
@@ -252,27 +191,6 @@ class EvaluationStream:
             undefined=undefined,
         )
 
-    def close(self, reason: EvaluatorError | None = None) -> None:
-        """Cancel the waiting batches, and release the handle once no batch is in progress. Idempotent.
-
-        Args:
-            reason: The error that `add` and `finish` raise from now on.
-        """
-        with self._lock:
-            if reason is not None and not self._closed:
-                self._reason = reason
-            self._closed = True
-            waiting = [batch.future for batch in self._under_way]
-        for future in waiting:
-            future.cancel()
-        self._release_if_over()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _score(self, batch: Batch, added: float) -> ExampleScores:
         began = time.monotonic()
         state = self._scorer.update(
@@ -293,32 +211,9 @@ class EvaluationStream:
         values = self._breakdown.add(batch, state.scored, state.outputs)
         return self._breakdown.members(values) if self._with_members else ()
 
-    def _between_pieces(self) -> None:
-        """Yield to predictions, and stop if the stream was closed."""
-        if self._closed:
-            raise copy.copy(self._reason)
-        self._engine.yield_to_predict()
-
-    def _done(self, _: Future[ExampleScores]) -> None:
-        with self._lock:
-            self._active = time.monotonic()
-        self._release_if_over()
-
-    def _release_if_over(self) -> None:
-        with self._lock:
-            self._settle()
-            over = self._closed and not self._under_way
-        if over:
-            self._handle.release()
-            if self._breakdown is not None:
-                self._breakdown.release()
-
-    def _settle(self) -> None:
-        """Forget the batches that are done, except for the first failure."""
-        for batch in self._under_way:
-            if batch.future.done() and self._failure is None:
-                self._failure = batch.failure()
-        self._under_way = [batch for batch in self._under_way if not batch.future.done()]
+    def _released(self) -> None:
+        if self._breakdown is not None:
+            self._breakdown.release()
 
 
 def _about_loss(loss: float) -> tuple[str, ...]:
@@ -335,74 +230,3 @@ def _no_parts(nested: Sequence[str]) -> str:
         f"there are no slices and no intervals, because the model's outputs {list(nested)} are nested in a list or a "
         "dict within another; one tensor, or a list or a dict of tensors was expected"
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _BatchUnderWay:
-    future: Future[ExampleScores]
-    prepares: bool
-
-    def failure(self) -> BaseException | None:
-        """Return why the batch was not scored, or None. It must be done."""
-        if self.future.cancelled():
-            return CancelledError("a batch of the stream was cancelled, so its score would not be whole")
-        return self.future.exception()
-
-
-class OpenStreams:
-    """Weak references to the open streams. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._streams: weakref.WeakSet[EvaluationStream] = weakref.WeakSet()
-
-    def add(self, stream: EvaluationStream) -> None:
-        """Add a stream."""
-        with self._lock:
-            self._streams.add(stream)
-
-    def close(self) -> None:
-        """Close all streams."""
-        for stream in self._open():
-            stream.close()
-
-    def recall(self, step: int, *, waiting_seconds: float, to_serve: bool, serving_step: int | None) -> None:
-        """Close all streams on a version whose slot a checkpoint waits for: one on which all were idle for long.
-
-        Finally it is the version of the oldest stream. Closing those on the serving version would free no slot.
-
-        Args:
-            step: The checkpoint that waits.
-            waiting_seconds: How long it has waited.
-            to_serve: Whether it becomes the serving version.
-            serving_step: The current serving version.
-        """
-        holding = [stream for stream in self._open() if stream.step != serving_step]
-        if not holding:
-            return
-        least = {stream.step: math.inf for stream in holding}
-        for stream in holding:
-            least[stream.step] = min(least[stream.step], stream.silent_seconds)
-        chosen = max(least, key=least.__getitem__)
-        if least[chosen] < (RECALL_TO_SERVE_SECONDS if to_serve else RECALL_SILENT_SECONDS):
-            if not (to_serve and waiting_seconds >= RECALL_STARVED_SECONDS):
-                return
-            chosen = max(holding, key=lambda stream: stream.age_seconds).step
-        for stream in holding:
-            if stream.step == chosen:
-                self._close(stream, step)
-
-    def _close(self, stream: EvaluationStream, step: int) -> None:
-        silent = stream.silent_seconds
-        _log.warning("a stream gave its slot up", extra={"step": stream.step, "waiting": step, "silent": silent})
-        stream.close(
-            StreamIdleError(
-                f"step {step} waited for a slot, and this stream on step {stream.step} was closed to free its slot: "
-                f"it is {stream.age_seconds:.0f} s old and was idle for {silent:.0f} s; start again, and send batches "
-                "without pauses"
-            )
-        )
-
-    def _open(self) -> list[EvaluationStream]:
-        with self._lock:
-            return [stream for stream in self._streams if not stream.is_closed]

@@ -12,8 +12,9 @@ from understudy.evaluator.evaluation.breakdown import BreakdownOptions
 from understudy.evaluator.evaluation.comparer import Comparer
 from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
 from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer
-from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, OpenStreams
+from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
 from understudy.evaluator.evaluation.resample_memory import ResampleMemory
+from understudy.evaluator.evaluation.servable_stream import OpenStreams
 from understudy.evaluator.evaluation.slices import SliceError
 from understudy.evaluator.evaluator_errors import DrainingError
 from understudy.evaluator.records.recorder import Recorder
