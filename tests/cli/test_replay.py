@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.cli.replay import OutputDifference, paced
+from understudy.cli.replay import OutputDifference, RateLimit
 from understudy.evaluator.types import OutputTask
 
 SCORES = np.array([[0.1, 0.9], [0.8, 0.2], [0.6, 0.4]], np.float32)
@@ -72,8 +72,9 @@ def test_requests_are_sent_at_most_at_the_rate(monkeypatch: pytest.MonkeyPatch) 
     now, sent = [100.0], []
     monkeypatch.setattr("understudy.cli.replay.time.monotonic", lambda: now[0])
     monkeypatch.setattr("understudy.cli.replay.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    batches: list[list[Any]] = [[] for _ in range(6)]
-    for index, _ in enumerate(paced(iter(batches), 10.0)):
+    limit = RateLimit(10.0)
+    for index in range(6):
+        limit.wait()
         sent.append(now[0])
         now[0] += 0.5 if index == 2 else 0.01  # one answer is slow, and is not made up for
     assert np.diff(sent) == pytest.approx([0.1, 0.1, 0.5, 0.1, 0.1])

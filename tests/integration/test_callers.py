@@ -50,7 +50,7 @@ NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
         *(PREDICT, f"/{OWN}.PredictionService/PredictStream"),
         *(f"/{OIP}/ModelInfer", f"/{OIP}/ModelStreamInfer", f"/{TFS}.PredictionService/Predict"),
     ),
-    "evaluate": (EVALUATE, COMPARE, f"/{OWN}.EvaluationService/EvaluateDataset"),
+    "evaluate": (EVALUATE, COMPARE, f"/{OWN}.EvaluationService/EvaluateDataset", f"/{OWN}.EvaluationService/Replay"),
     "promote": (PROMOTE,),
     "observe": (
         *(METRICS, f"/{OWN}.ModelService/ListCheckpoints", f"/{OIP}/ModelStatistics", f"/{OIP}/RepositoryIndex"),

@@ -182,6 +182,16 @@ class Peer(
         self._enter("Compare", next(request_iterator), context)
         _abort(context, Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="no comparing here"))
 
+    def Replay(self, request_iterator: Any, context: Any) -> Iterator[evaluation_pb2.ReplayResponse]:
+        self._enter("Replay", next(request_iterator), context)
+        described = self._metadata()
+        model = evaluation_pb2.ReplayModel(step=STEP, inputs=described.inputs, outputs=described.outputs)
+        yield evaluation_pb2.ReplayResponse(model=model)
+        for message in request_iterator:
+            self._wait_at_gate(context)
+            answer = self._predicted(prediction_pb2.PredictRequest(inputs=message.batch.inputs))
+            yield evaluation_pb2.ReplayResponse(answer=evaluation_pb2.ReplayAnswer(outputs=answer.outputs))
+
     def EvaluateDataset(
         self, request: evaluation_pb2.EvaluateDatasetRequest, context: Any
     ) -> Iterator[evaluation_pb2.EvaluateDatasetResponse]:
@@ -243,6 +253,9 @@ class Peer(
         self, request: model_pb2.GetModelMetadataRequest, context: Any
     ) -> model_pb2.GetModelMetadataResponse:
         self._enter("GetModelMetadata", request, context)
+        return self._metadata()
+
+    def _metadata(self) -> model_pb2.GetModelMetadataResponse:
         float32 = tensor_pb2.DATA_TYPE_FLOAT32
         return model_pb2.GetModelMetadataResponse(
             model_name="doubler",

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from understudy.clients import ModelMetadata
+    from understudy.clients import ReplayedModel
     from understudy.evaluator.types import OutputTask
 
 
-def answer_tasks(metadata: ModelMetadata) -> Mapping[str, OutputTask]:
+def answer_tasks(model: ReplayedModel) -> Mapping[str, OutputTask]:
     """Return the task of each output, by its name."""
     from understudy.evaluator.types import OutputTask
 
@@ -19,5 +19,5 @@ def answer_tasks(metadata: ModelMetadata) -> Mapping[str, OutputTask]:
             kind="sparse" if task.kind == "multiclass" else task.kind,
             scores="probabilities" if task.threshold else "unknown",
         )
-        for name, task in metadata.output_tasks.items()
+        for name, task in model.output_tasks.items()
     }

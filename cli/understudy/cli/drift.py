@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from understudy.cli.answer_tasks import answer_tasks
+from understudy.cli.asked_version import AskedVersion
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.connection import ConnectionSettings, connected, json_option, version_option
 from understudy.cli.options import settings_options
@@ -17,7 +18,7 @@ from understudy.cli.output import print_json, print_table, say
 from understudy.cli.scoring_options import progress_bar
 
 if TYPE_CHECKING:
-    from understudy.clients import Client, ModelMetadata, Version
+    from understudy.clients import Version
     from understudy.evaluator.evaluation.drift import DriftReport, DriftSketches
     from understudy.evaluator.evaluation.drift_sources import Examples
     from understudy.evaluator.types import Arrays
@@ -85,8 +86,10 @@ def command(
     with ExitStack() as stack:
         stack.enter_context(reported(EvaluatorError, ExperimentError))
         loaded: Experiment | None = None if experiment is None else load_experiment(experiment)
-        client = None if version is None else stack.enter_context(connected(settings))
-        scorer = None if client is None else _Scorer(client, version)
+        scorer: _Scorer | None = None
+        if version is not None:
+            client = stack.enter_context(connected(settings))
+            scorer = _Scorer(stack.enter_context(AskedVersion.of(client, version)))
         reference = DriftSketches(max_features=max_features)
         names = _add(reference, against, limited(examples_of(against, loaded), limit), scorer, None)
         found = reference.like_this()
@@ -129,11 +132,9 @@ class _Scorer:
         tasks: What they are for, by their names.
     """
 
-    def __init__(self, client: Client, version: Version | None) -> None:
-        self._client = client
+    def __init__(self, version: AskedVersion) -> None:
         self._version = version
-        self._metadata: ModelMetadata = client.metadata(version=version)
-        self.tasks = answer_tasks(self._metadata)
+        self.tasks = answer_tasks(version.model)
 
     def outputs_for(self, inputs: Arrays) -> Arrays:
         """Return the outputs for inputs, which are cast to the model's dtypes."""
@@ -141,10 +142,10 @@ class _Scorer:
         from understudy.experiments.example_arrays import find_inputs
         from understudy.experiments.experiment_errors import ExampleError
 
-        names = [spec.name for spec in self._metadata.inputs]
+        takes = self._version.model.inputs
         with reported(ExampleError):
-            found = find_inputs("the data", renamed_to_match(inputs, names), self._metadata.inputs)
-        return self._client.predict(found, version=self._version).outputs
+            found = find_inputs("the data", renamed_to_match(inputs, [spec.name for spec in takes]), takes)
+        return self._version.predict(found)
 
 
 def _show(report: DriftReport, sample: str, against: str) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import numpy as np
 import numpy.typing as npt
 
 from understudy.cli.answer_tasks import answer_tasks
+from understudy.cli.asked_version import AskedVersion
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.connection import ConnectionSettings, VersionType, connected, json_option
 from understudy.cli.options import settings_options
@@ -22,11 +24,14 @@ from understudy.cli.scoring_options import progress_bar
 from understudy.cli.values import LocalPath
 
 if TYPE_CHECKING:
-    from understudy.clients import Client, ModelMetadata, Version
+    from understudy.clients import ReplayedModel, Version
     from understudy.evaluator.datasets.request_records import LoggedExample
-    from understudy.evaluator.types import OutputTask
+    from understudy.evaluator.types import Arrays, OutputTask
 
 Array = npt.NDArray[Any]
+
+_ROUND_BYTES: Final = 1 << 26
+_ROUND_SECONDS: Final = 600.0
 
 
 @click.command("replay")
@@ -35,7 +40,7 @@ Array = npt.NDArray[Any]
     "--version",
     type=VersionType(),
     required=True,
-    help="The version to send the requests to. It must be loaded, as the serving one and the one before are.",
+    help="The version to send the requests to. One that is not loaded is loaded for it.",
 )
 @click.option(
     "--against",
@@ -87,15 +92,18 @@ def command(
     understudy replay DIR --version 200
     understudy replay DIR --version 200 --against 100
 
-    DIR is a folder that `understudy serve --request-log` wrote, or one file of it.
+    DIR is a folder that `understudy serve --request-log` wrote, or one file of it. The server answers live requests
+    first, and does not log these.
     """  # noqa: D301 - click needs this character, which keeps the line breaks below it
-    with connected(settings) as client:
-        metadata = client.metadata(version=version)
-        replay = Replay(client, version, against, tasks=answer_tasks(metadata), tolerance=tolerance)
+    with ExitStack() as stack:
+        client = stack.enter_context(connected(settings))
+        other = None if against is None else stack.enter_context(AskedVersion.of(client, against))
+        asked = stack.enter_context(AskedVersion.of(client, version))
+        replay = Replay(asked, other, tolerance=tolerance, rate_limit=RateLimit(max_requests_per_second))
         with progress_bar(f"replaying {folder}") as advance:
-            examples = _logged_examples(folder, metadata, limit)
-            for batch in paced(_batches(examples, batch_size), max_requests_per_second):
-                replay.send(batch)
+            batches = _batches(_logged_examples(folder, asked.model, limit), batch_size)
+            for batches_of_round in _rounds(batches, most=int(max_requests_per_second * _ROUND_SECONDS)):
+                replay.send(batches_of_round)
                 advance(replay.result.examples, limit)
     if not replay.result.examples:
         raise CommandError(f"{folder} holds no logged requests yet; a service writes them once a minute")
@@ -163,8 +171,8 @@ class ReplayResult:
         outputs: The differences of each output.
     """
 
-    step: int | None = None
-    against: int | None = None
+    step: int
+    against: int | None
     requests: int = 0
     examples: int = 0
     logged_steps: dict[int, int] = field(default_factory=dict)
@@ -175,71 +183,71 @@ class Replay:
     """Sends batches of logged examples, and compares the answers.
 
     Args:
-        client: The server.
         version: The version to ask.
-        tasks: What its outputs are for, by their names.
         against: The version to compare with; None for the logged answers.
         tolerance: See the command's help.
+        rate_limit: Delays the requests.
 
     Attributes:
         result: What was found so far.
     """
 
     def __init__(
-        self,
-        client: Client,
-        version: Version,
-        against: Version | None,
-        *,
-        tasks: Mapping[str, OutputTask],
-        tolerance: float,
+        self, version: AskedVersion, against: AskedVersion | None, *, tolerance: float, rate_limit: RateLimit
     ) -> None:
-        self._client = client
         self._version = version
-        self._tasks = tasks
         self._against = against
+        self._tasks = answer_tasks(version.model)
         self._tolerance = tolerance
-        self.result = ReplayResult()
+        self._rate_limit = rate_limit
+        self.result = ReplayResult(step=version.model.step, against=None if against is None else against.model.step)
 
-    def send(self, batch: Sequence[LoggedExample]) -> None:
-        """Send one batch of examples of the same shapes.
+    def send(self, batches: Sequence[Sequence[LoggedExample]]) -> None:
+        """Send batches, each of examples of the same shapes: to one version, then to the other.
 
         Raises:
             CommandError: Inputs were redacted, and the answers would be compared with the logged ones.
             understudy.clients.UnderstudyError: The server did not answer.
         """
-        inputs = _stacked([example.inputs for example in batch])
-        found = self._client.predict(inputs, version=self._version)
-        self.result.step = found.step
-        before = self._answers_before(batch, inputs)
+        inputs = [_stacked([example.inputs for example in batch]) for batch in batches]
+        before = map(_logged_answers, batches) if self._against is None else self._answers(self._against, inputs)
+        for batch, now, then in zip(batches, self._answers(self._version, inputs), list(before), strict=True):
+            self._compare(batch, now, then)
+
+    def _answers(self, version: AskedVersion, inputs: Sequence[Arrays]) -> list[Arrays]:
+        found = []
+        for each in inputs:
+            self._rate_limit.wait()
+            found.append(version.predict(each))
+        version.release()
+        return found
+
+    def _compare(self, batch: Sequence[LoggedExample], now: Arrays, before: Arrays) -> None:
         self.result.requests += 1
         self.result.examples += len(batch)
         for example in batch:
             self.result.logged_steps[example.step] = self.result.logged_steps.get(example.step, 0) + 1
-        for name, now in found.outputs.items():
+        for name, answered in now.items():
             if name not in before:
                 raise CommandError(
                     f"there is no output {name!r} to compare with; there is {', '.join(map(repr, before))}"
                 )
             difference = self.result.outputs.setdefault(name, OutputDifference())
-            difference.add(now, before[name], self._tolerance, self._tasks.get(name))
+            difference.add(answered, before[name], self._tolerance, self._tasks.get(name))
             difference.finish(self.result.examples)
 
-    def _answers_before(self, batch: Sequence[LoggedExample], inputs: dict[str, Array]) -> dict[str, Array]:
-        if self._against is not None:
-            answered = self._client.predict(inputs, version=self._against)
-            self.result.against = answered.step
-            return dict(answered.outputs)
-        redacted = batch[0].redacted
-        if redacted:
-            raise CommandError(
-                f"the values of {', '.join(map(repr, redacted))} were redacted, so the logged answers belong to other "
-                "requests; give --against, which sends the same to both versions"
-            )
-        return _stacked([example.answers for example in batch])
+
+def _logged_answers(batch: Sequence[LoggedExample]) -> Arrays:
+    redacted = batch[0].redacted
+    if redacted:
+        raise CommandError(
+            f"the values of {', '.join(map(repr, redacted))} were redacted, so the logged answers belong to other "
+            "requests; give --against, which sends the same to both versions"
+        )
+    return _stacked([example.answers for example in batch])
 
 
-def _logged_examples(folder: Path, metadata: ModelMetadata, limit: int | None) -> Iterator[LoggedExample]:
+def _logged_examples(folder: Path, model: ReplayedModel, limit: int | None) -> Iterator[LoggedExample]:
     from itertools import islice
 
     from understudy.checkpoints.signature import Signature, TensorSpec
@@ -250,7 +258,7 @@ def _logged_examples(folder: Path, metadata: ModelMetadata, limit: int | None) -
     def specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(**dataclasses.asdict(tensor)) for tensor in tensors)
 
-    signature = Signature(inputs=specs(metadata.inputs), outputs=specs(metadata.outputs))
+    signature = Signature(inputs=specs(model.inputs), outputs=specs(model.outputs))
     files = find_records(folder)
     if not files and folder.is_file():
         raise CommandError(f"{folder} is no request log; give the folder that --request-log names, or a file of it")
@@ -275,16 +283,51 @@ def _form(example: LoggedExample) -> tuple[Any, ...]:
     return example.redacted, tuple((name, array.shape) for name, array in arrays)
 
 
-def paced(batches: Iterator[list[LoggedExample]], rate: float) -> Iterator[list[LoggedExample]]:
-    """Yield batches at most at a rate."""
-    next_at = time.monotonic()
+def _rounds(batches: Iterator[list[LoggedExample]], *, most: int) -> Iterator[list[list[LoggedExample]]]:
+    """Group batches into rounds, each of which fits into memory and is sent in a while.
+
+    The versions answer a round one after the other, as a server may have room for one of them only.
+
+    Args:
+        batches: The batches.
+        most: The most batches of a round.
+    """
+    found: list[list[LoggedExample]] = []
+    size = 0
     for batch in batches:
-        time.sleep(max(0.0, next_at - time.monotonic()))
-        next_at = time.monotonic() + 1 / rate
-        yield batch
+        found.append(batch)
+        size += sum(
+            array.nbytes for example in batch for array in (*example.inputs.values(), *example.answers.values())
+        )
+        if len(found) >= most or size >= _ROUND_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
 
 
-def _stacked(rows: Sequence[Any]) -> dict[str, Array]:
+def _bytes_of(example: LoggedExample) -> int:
+    return sum(array.nbytes for array in (*example.inputs.values(), *example.answers.values()))
+
+
+class RateLimit:
+    """Delays requests, so that there are at most so many in a second.
+
+    Args:
+        rate: The most in a second.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._seconds = 1 / rate
+        self._next_at = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait until the next request may be sent."""
+        time.sleep(max(0.0, self._next_at - time.monotonic()))
+        self._next_at = time.monotonic() + self._seconds
+
+
+def _stacked(rows: Sequence[Any]) -> Arrays:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 

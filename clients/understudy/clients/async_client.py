@@ -29,6 +29,7 @@ from understudy.clients.client_errors import (
 from understudy.clients.evaluation_types import CompareResult, EvaluateResult, Evaluation, Metric, Progress
 from understudy.clients.pipelining import Outcome, check_items, ended_early
 from understudy.clients.reconnection import Reconnection
+from understudy.clients.replaying import AsyncReplay, Exchange
 from understudy.clients.types import PredictResult, Tensors, Version
 from understudy.v1 import evaluation_pb2, prediction_pb2
 
@@ -171,6 +172,19 @@ class AsyncClient(AsyncModelCalls):
             async for batch in source:
                 names = await self._names(call_options, version, unless=requests.is_described_batch(batch))
                 yield requests.compare_batch(batch, names)
+
+    @asynccontextmanager
+    async def replay(
+        self, *, version: Version | None = None, **call_options: Unpack[CallOptions]
+    ) -> AsyncGenerator[AsyncReplay]:
+        """Have one version answer batches apart from live requests; see `Client.replay`."""
+        call = self._stubs.evaluations.Replay(None, **self._defaults.stream(call_options))
+        with self._calling():
+            async with _ended(call):
+                exchange = Exchange(call)
+                opened = await exchange.answer_to(self._requests.replay_options(version))
+                yield AsyncReplay(exchange, responses.replayed_model(opened.model))
+                await exchange.finish()
 
     async def evaluate_dataset(
         self,

@@ -30,6 +30,7 @@ _REPEATABLE: Final = {
         "Evaluate",
         "EvaluateDataset",
         "Compare",
+        "Replay",
         "ListEvaluations",
         "GetEvaluationTables",
         "GetExamples",

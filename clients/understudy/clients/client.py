@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, Unpack
 
 import grpc
@@ -22,6 +22,7 @@ from understudy.clients.evaluation_types import CompareResult, EvaluateResult, E
 from understudy.clients.model_calls import ModelCalls, Request, Response, ended
 from understudy.clients.pipelining import Feed, Outcome, Pipeline, check_items, ended_early
 from understudy.clients.reconnection import Reconnection
+from understudy.clients.replaying import Replay, Sending
 from understudy.clients.types import PredictResult, Tensors, Version
 from understudy.v1 import evaluation_pb2, prediction_pb2
 
@@ -213,6 +214,28 @@ class Client(ModelCalls):
         for batch in batches if batches is not None else ():
             names = self._names(call_options, version, unless=requests.is_described_batch(batch))
             yield requests.compare_batch(batch, names)
+
+    @contextmanager
+    def replay(self, *, version: Version | None = None, **call_options: Unpack[CallOptions]) -> Iterator[Replay]:
+        """Have one version answer batches apart from live requests, as ``understudy replay`` does, in a ``with`` block.
+
+        Predictions of others go first, and the answers are neither in the request log nor part of live drift.
+
+        Args:
+            version: A step or a label; a version that is not loaded is loaded for this call. The serving version by
+                default.
+            call_options: See `understudy.clients.CallOptions`; the timeout is that of the whole block.
+        """
+        sending = Sending()
+        sending.put(self._requests.replay_options(version))
+        try:
+            call = self._begun(self._evaluations.Replay, iter(sending), call_options)
+            with ended(call):
+                replay = Replay(sending, call)
+                yield replay
+                replay.finish()
+        finally:
+            sending.end()
 
     def evaluate_dataset(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 
 from understudy.clients.client_errors import InvalidArgumentError
 from understudy.clients.evaluation_types import EvaluationOutcome, ExampleKind, Metric
-from understudy.clients.types import ModelMetadata, Tensors, Version
+from understudy.clients.types import ModelMetadata, Tensors, TensorSpec, Version
 from understudy.v1 import evaluation_pb2, fleet_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import WireError, encode_all, fixed_size_dtype
 
@@ -53,6 +53,15 @@ class Names:
     outputs: tuple[str, ...] = ()
     dtypes: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Names:
+        """Return those of a model with these inputs and outputs."""
+        return cls(
+            inputs=tuple(spec.name for spec in inputs),
+            outputs=tuple(spec.name for spec in outputs),
+            dtypes={spec.name: spec.dtype for spec in inputs if spec.dtype != _STRING},
+        )
+
 
 class KnownNames:
     """The names for arrays without names, and the dtypes for lists of numbers, requested once.
@@ -66,11 +75,7 @@ class KnownNames:
 
     def learn(self, metadata: ModelMetadata) -> Names:
         """Remember and return the names."""
-        self.names = Names(
-            inputs=tuple(spec.name for spec in metadata.inputs),
-            outputs=tuple(spec.name for spec in metadata.outputs),
-            dtypes={spec.name: spec.dtype for spec in metadata.inputs if spec.dtype != _STRING},
-        )
+        self.names = Names.of(metadata.inputs, metadata.outputs)
         return self.names
 
     def forget(self) -> None:
@@ -143,6 +148,11 @@ class Requests:
             slice_min_examples=slice_min_examples,
         )
         return evaluation_pb2.CompareRequest(options=options)
+
+    def replay_options(self, version: Version | None) -> evaluation_pb2.ReplayRequest:
+        """Return the message that opens a Replay stream."""
+        options = evaluation_pb2.ReplayOptions(model_name=self.model_name, version=selector(version))
+        return evaluation_pb2.ReplayRequest(options=options)
 
     def evaluate_dataset(
         self, dataset: str, version: Version | None, *, rescore: bool
@@ -258,6 +268,11 @@ def evaluate_batch(batch: Any, names: Names) -> evaluation_pb2.EvaluateRequest:
 def compare_batch(batch: Any, names: Names) -> evaluation_pb2.CompareRequest:
     """Return the message of a Compare stream for one batch; see `evaluate_batch`."""
     return evaluation_pb2.CompareRequest(batch=_batch(batch, names))
+
+
+def replay_batch(inputs: Tensors, names: Names) -> evaluation_pb2.ReplayRequest:
+    """Return the message of a Replay stream for one batch of inputs, as for a Predict request."""
+    return evaluation_pb2.ReplayRequest(batch=evaluation_pb2.ReplayBatch(inputs=_input_tensors(inputs, names)))
 
 
 def batch_parts(batch: Any) -> tuple[Any, ...]:

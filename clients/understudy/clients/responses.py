@@ -38,6 +38,7 @@ from understudy.clients.types import (
     OutputTask,
     PredictResult,
     Promotion,
+    ReplayedModel,
     Rollout,
     ServingDecision,
     ShadowCounts,
@@ -252,11 +253,31 @@ def metadata(response: model_pb2.GetModelMetadataResponse) -> ModelMetadata:
         devices=tuple(response.devices),
         datasets=tuple(response.datasets),
         notes=tuple(response.notes),
-        output_tasks={
-            name: OutputTask(kind=_KINDS.get(task.kind, "unknown"), threshold=task.threshold)
-            for name, task in response.output_tasks.items()
-        },
+        output_tasks=_output_tasks(response.output_tasks),
     )
+
+
+def replayed_model(message: evaluation_pb2.ReplayModel) -> ReplayedModel:
+    """Read the first response of a Replay stream."""
+    return ReplayedModel(
+        model_name=message.model_name,
+        step=message.step,
+        inputs=_specs(message.inputs),
+        outputs=_specs(message.outputs),
+        output_tasks=_output_tasks(message.output_tasks),
+    )
+
+
+def replayed(message: evaluation_pb2.ReplayAnswer, step: int) -> PredictResult:
+    """Read an answer of a Replay stream."""
+    return PredictResult(outputs=decode_all(message.outputs), step=step)
+
+
+def _output_tasks(messages: Mapping[str, model_pb2.OutputTask]) -> dict[str, OutputTask]:
+    return {
+        name: OutputTask(kind=_KINDS.get(task.kind, "unknown"), threshold=task.threshold)
+        for name, task in messages.items()
+    }
 
 
 _KINDS: Mapping[int, Literal["binary", "multilabel", "multiclass", "regression"]] = {

@@ -102,6 +102,17 @@ class ModelMetadata:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplayedModel:
+    """The version that answers a replay: its inputs and outputs in the model's order, and the tasks of the outputs."""
+
+    model_name: str
+    step: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    output_tasks: Mapping[str, OutputTask]
+
+
+@dataclass(frozen=True, kw_only=True)
 class VersionStatus:
     """The state of one version; ``error`` says why the last attempt to load it failed, or is empty."""
 

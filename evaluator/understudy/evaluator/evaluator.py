@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from understudy.evaluator.evaluation.breakdown import BreakdownOptions
     from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
     from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+    from understudy.evaluator.evaluation.replay_stream import ReplayStream
     from understudy.evaluator.serving.following import NetworkFollowing
     from understudy.evaluator.sharding.cluster_scoring import Cluster
     from understudy.evaluator.tuning.tuning_file import TuningStart
@@ -224,6 +225,13 @@ class Evaluator(EvaluatorState):
         """
         on_demand = self._started_components().on_demand
         return on_demand.open_stream(self._resolve(version), metrics, breakdown=breakdown, deadline=deadline)
+
+    def open_replay(self, *, version: Version = "serving", deadline: float | None = None) -> Future[ReplayStream]:
+        """Open a stream of batches for one version to answer, which is loaded on demand if necessary.
+
+        The caller must close the stream. Errors are as in `open_stream`.
+        """
+        return self._started_components().on_demand.open_replay(self._resolve(version), deadline=deadline)
 
     def score_dataset(
         self,

@@ -292,7 +292,7 @@ class EvaluatorSettings:
     )
     stream_idle_timeout_seconds: float = field(
         default=60.0,
-        metadata={"help": "How long an Evaluate stream may be silent, in seconds.", "metavar": "SECONDS"},
+        metadata={"help": "How long an Evaluate or Replay stream may be silent, in seconds.", "metavar": "SECONDS"},
     )
     keep_evaluations: int | None = field(
         default=None,

@@ -182,7 +182,7 @@ class ListeningSettings:
     )
     stream_timeout_seconds: float = field(
         default=3600.0,
-        metadata={"help": "How long an Evaluate or Compare stream may last.", "metavar": "SECONDS"},
+        metadata={"help": "How long an Evaluate, Compare or Replay stream may last.", "metavar": "SECONDS"},
     )
     spool_dir: Path | None = field(
         default=None,

@@ -40,6 +40,8 @@ from understudy.service.handlers.infer_codec import (
 from understudy.service.handlers.inference_handler import UNSUPPORTED, InferenceHandler
 from understudy.service.handlers.predict_codec import PredictCodec, PredictRequest, PredictStreamCodec
 from understudy.service.handlers.prediction_handler import PredictionHandler
+from understudy.service.handlers.replay_stream import PATIENCE_SECONDS as REPLAY_PATIENCE_SECONDS
+from understudy.service.handlers.replay_stream import ReplayCodec
 from understudy.service.handlers.status_handlers import HealthHandler, MetricsHandler, ModelHandler
 from understudy.service.readiness import Readiness
 from understudy.v1 import evaluation_pb2, fleet_pb2, metrics_pb2, model_pb2, prediction_pb2
@@ -134,6 +136,9 @@ def _own(handlers: RequestHandlers, codecs: Codecs) -> tuple[Service, ...]:
             {
                 "Evaluate": Handler(EVALUATES, evaluation.evaluate, codec=batches),
                 "Compare": Handler(EVALUATES, evaluation.compare),
+                "Replay": Handler(
+                    EVALUATES, evaluation.replay, codec=ReplayCodec(), patience_seconds=REPLAY_PATIENCE_SECONDS
+                ),
                 "EvaluateDataset": Handler(EVALUATES, evaluation.evaluate_dataset),
                 "ListEvaluations": Handler(OBSERVES, evaluation.list_evaluations),
                 "WatchEvaluations": Handler(OBSERVES, evaluation.watch_evaluations),

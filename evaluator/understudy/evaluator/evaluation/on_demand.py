@@ -1,4 +1,4 @@
-"""Evaluations on request: of streams, of datasets, and of versions compared, loaded on demand if necessary."""
+"""Evaluations on request: of streams, of datasets, of versions compared, and replays; loaded on demand if necessary."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from understudy.evaluator.evaluation.comparer import Comparer
 from understudy.evaluator.evaluation.comparison import BootstrapOptions, Comparison, ReplayableBatches
 from understudy.evaluator.evaluation.dataset_scorer import DatasetScorer
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
+from understudy.evaluator.evaluation.replay_stream import ReplayStream
 from understudy.evaluator.evaluation.resample_memory import ResampleMemory
 from understudy.evaluator.evaluation.servable_stream import OpenStreams
 from understudy.evaluator.evaluation.slices import SliceError
@@ -134,10 +135,14 @@ class OnDemandEvaluations:
         self._opening: ServableExecutor[EvaluationStream] = ServableExecutor(
             manager, threads=_STREAM_THREADS, name="understudy-open", discard=EvaluationStream.close
         )
+        self._replaying: ServableExecutor[ReplayStream] = ServableExecutor(
+            manager, threads=1, name="understudy-open", discard=ReplayStream.close
+        )
         self._scoring: ServableExecutor[EvaluationRecord] = ServableExecutor(
             manager, threads=_SCORING_THREADS, name="understudy-score"
         )
         self._comparer = Comparer(store=store, manager=manager, engine=engine, on_open=streams.add)
+        self._parts = (self._opening, self._replaying, self._scoring, self._comparer)
 
     def open_stream(
         self, step: int, metrics: Sequence[MetricSpec], *, breakdown: BreakdownOptions | None, deadline: float | None
@@ -154,6 +159,16 @@ class OnDemandEvaluations:
             return stream
 
         return self._opening.submit(step, work, deadline=deadline)
+
+    def open_replay(self, step: int, *, deadline: float | None) -> Future[ReplayStream]:
+        """See `understudy.evaluator.evaluator.Evaluator.open_replay`."""
+
+        def work(handle: Handle, _: Callable[[], bool]) -> ReplayStream:
+            stream = ReplayStream(handle, self._engine)
+            self._streams.add(stream)
+            return stream
+
+        return self._replaying.submit(step, work, deadline=deadline)
 
     def score(
         self,
@@ -222,10 +237,10 @@ class OnDemandEvaluations:
 
     def stop(self) -> None:
         """Cancel all evaluations."""
-        for part in (self._opening, self._scoring, self._comparer):
+        for part in self._parts:
             part.stop()
 
     def close(self) -> None:
         """End the threads. Call this after `stop`, when the engine and the manager are closed."""
-        for part in (self._opening, self._scoring, self._comparer):
+        for part in self._parts:
             part.close()

@@ -23,7 +23,7 @@ MAX_CALLERS: Final = 10_000
 RETRY_SECONDS: Final = 1.0
 
 MESSAGES_UNDER_WAY: Final = 3
-"""How many messages of an Evaluate or Compare stream are in memory: two are queued or computed, one is read."""
+"""How many messages of an Evaluate, Compare or Replay stream are in memory: two are queued or computed, one is read."""
 
 
 class CallerGuard:

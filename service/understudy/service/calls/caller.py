@@ -43,7 +43,7 @@ class Limits:
         max_streams: The most calls with streams under way at once.
         max_mib: The most memory of its requests under way, in MiB.
         max_requests_per_second: How many requests may begin in a second; a stream's messages count too.
-        max_evaluate_streams: The most Evaluate streams at once.
+        max_evaluate_streams: The most Evaluate streams at once, and the most Replay streams.
         max_compare_streams: The most Compare streams at once.
     """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from understudy.evaluator.evaluator_errors import InvalidInputError, OverloadedError, StreamIdleError
-from understudy.evaluator.types import Batch, EvaluationResult
+from understudy.evaluator.types import EvaluationResult
 from understudy.service.calls.caller import Caller, Limits
 from understudy.service.calls.methods import CallContext
 from understudy.service.calls.parsing import ZeroCopyMessage
@@ -22,13 +22,18 @@ from understudy.v1 import evaluation_pb2
 
 if TYPE_CHECKING:
     from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream, ExampleScores
+    from understudy.evaluator.evaluation.servable_stream import ServableStream
 
 MAX_UNDER_WAY = 2
 """How many batches of one stream may be queued or computed at once."""
 
 _RETRY_SECONDS = 1.0
 
-Request = TypeVar("Request", evaluation_pb2.EvaluateRequest, evaluation_pb2.CompareRequest)
+Request = TypeVar(
+    "Request", evaluation_pb2.EvaluateRequest, evaluation_pb2.CompareRequest, evaluation_pb2.ReplayRequest
+)
+Opened = TypeVar("Opened", bound="ServableStream")
+_T = TypeVar("_T")
 
 
 class ConcurrencyLimit:
@@ -135,7 +140,7 @@ class BatchStream(Generic[Request]):
         except TimeoutError:
             if left <= self._idle_seconds:
                 raise StreamIdleError(
-                    f"the stream lasted longer than {self._total_seconds:g} s while it held a slot; score fewer "
+                    f"the stream lasted longer than {self._total_seconds:g} s while it held a slot; send fewer "
                     "batches at once, or raise --stream-timeout-seconds"
                 ) from None
             raise StreamIdleError(
@@ -190,7 +195,7 @@ async def score_stream(
         breakdown=messages.breakdown_options(options),
         deadline=call.deadline,
     )
-    stream = await _opened(opening)
+    stream = await opened(opening)
     try:
         await _add_all(stream, incoming, call)
         return await asyncio.get_running_loop().run_in_executor(executor, stream.finish)
@@ -219,19 +224,22 @@ async def _next_queued(
 ) -> asyncio.Future[ExampleScores] | None:
     """Queue the next batch, of which nothing is kept here; None at the end."""
     received = await incoming.next_batch()
-    return None if received is None else await _queued(stream, messages.batch(*received), call)
+    if received is None:
+        return None
+    batch = messages.batch(*received)
+    return await queued(lambda: stream.add(batch, call.deadline))
 
 
-async def _queued(stream: EvaluationStream, batch: Batch, call: CallContext) -> asyncio.Future[ExampleScores]:
+async def queued(add: Callable[[], Future[_T]]) -> asyncio.Future[_T]:
     """Queue a batch; wait while the queue is full, which applies back pressure to the caller."""
     while True:
         try:
-            return asyncio.wrap_future(stream.add(batch, call.deadline))
+            return asyncio.wrap_future(add())
         except OverloadedError as error:
             await asyncio.sleep(error.retry_after_seconds)
 
 
-async def _opened(opening: Future[EvaluationStream]) -> EvaluationStream:
+async def opened(opening: Future[Opened]) -> Opened:
     """Wait for a stream to be opened; if the caller disconnects first, close the stream once it is open."""
     try:
         return await asyncio.wrap_future(opening)
@@ -240,6 +248,6 @@ async def _opened(opening: Future[EvaluationStream]) -> EvaluationStream:
         raise
 
 
-def _close(opening: Future[EvaluationStream]) -> None:
+def _close(opening: Future[Opened]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()

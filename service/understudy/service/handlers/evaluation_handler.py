@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from understudy.service.handlers import messages
 from understudy.service.handlers.compare_stream import Spools, compare_stream
 from understudy.service.handlers.evaluate_stream import ConcurrencyLimit, StreamLimits, score_stream
 from understudy.service.handlers.paging import DEFAULT_PAGE_SIZE, decode_token, encode_token, fitting, page_size
+from understudy.service.handlers.replay_stream import Answer, replay_stream
 from understudy.service.readiness import Notifier, Readiness, ReadinessState
 from understudy.service.served_model import ServedModel, abandon, begun
 from understudy.v1 import evaluation_pb2
@@ -29,6 +31,8 @@ MAX_EVALUATIONS = 64
 """The limit of concurrent Evaluate streams. Each holds a handle, and two batches at most."""
 MAX_COMPARISONS = 4
 """The limit of concurrent Compare streams. Each occupies a thread; one more would wait for an unbounded time."""
+MAX_REPLAYS = 16
+"""The limit of concurrent Replay streams. Each holds a handle, and one batch at most."""
 MAX_READING_EXAMPLES = 2
 """The limit of concurrent GetExamples calls. Each occupies a thread while it reads a dataset."""
 
@@ -41,7 +45,7 @@ class EvaluationHandler:
         recorded: Notifies of new entries of the ledger, and of the start of draining.
         readiness: The state of the service.
         executor: Runs blocking calls.
-        limits: The limits of Evaluate and Compare streams.
+        limits: The limits of Evaluate, Compare and Replay streams.
         spools: Store the batches of comparisons.
         records: Whether the scores of EvaluateDataset become entries of the ledger.
     """
@@ -68,6 +72,7 @@ class EvaluationHandler:
         self._evaluations = ConcurrencyLimit(
             MAX_EVALUATIONS, "Evaluate streams", lambda limits: limits.max_evaluate_streams
         )
+        self._replays = ConcurrencyLimit(MAX_REPLAYS, "Replay streams", lambda limits: limits.max_evaluate_streams)
         self._reading_examples = 0
         self._comparisons = ConcurrencyLimit(
             MAX_COMPARISONS, "Compare streams", lambda limits: limits.max_compare_streams
@@ -90,6 +95,16 @@ class EvaluationHandler:
                 self._model, requests, call, executor=self._executor, limits=self._limits, spools=self._spools
             )
         return messages.compare_response(comparison)
+
+    async def replay(
+        self, requests: AsyncIterator[evaluation_pb2.ReplayRequest | ZeroCopyMessage], call: CallContext
+    ) -> AsyncGenerator[Answer, None]:
+        """Answer batches with one version, apart from live requests."""
+        answers = replay_stream(self._model, requests, call, limits=self._limits)
+        with self._replays.acquired(call.caller):
+            async with aclosing(answers):
+                async for answer in answers:
+                    yield answer
 
     async def evaluate_dataset(
         self, request: evaluation_pb2.EvaluateDatasetRequest, call: CallContext

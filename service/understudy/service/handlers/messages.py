@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -37,6 +38,9 @@ from understudy.evaluator.types import (
 )
 from understudy.v1 import evaluation_pb2, model_pb2, prediction_pb2, tensor_pb2
 from understudy.wire import Contents, data_type, decode_all, encode_all
+
+if TYPE_CHECKING:
+    from understudy.evaluator.evaluation.replay_stream import ReplayStream
 
 _OUTPUT_KINDS: Mapping[TaskKind, model_pb2.OutputKind.ValueType] = {
     "unknown": model_pb2.OUTPUT_KIND_UNSPECIFIED,
@@ -129,6 +133,32 @@ def batch(message: evaluation_pb2.EvaluateBatch, contents: Contents = _NO_CONTEN
     _check_lengths("sample weight", found.sample_weights)
     _check_lengths("feature", found.features)
     return found
+
+
+def replay_inputs(message: evaluation_pb2.ReplayBatch, contents: Contents = _NO_CONTENTS) -> Arrays:
+    """Return a batch to answer; the arguments and errors are those of `batch`."""
+    if not message.inputs:
+        raise InvalidInputError("the batch has no inputs; send every input of the model by its name")
+    inputs = decode_all(message.inputs, contents)
+    _check_lengths("input", inputs)
+    return inputs
+
+
+def replay_model(name: str, stream: ReplayStream) -> evaluation_pb2.ReplayModel:
+    """Return the description of the version that answers a stream."""
+    return evaluation_pb2.ReplayModel(
+        model_name=name,
+        step=stream.step,
+        inputs=map(tensor_spec, stream.signature.inputs),
+        outputs=map(tensor_spec, stream.signature.outputs),
+        output_tasks={output: output_task(task) for output, task in stream.output_tasks.items()},
+    )
+
+
+def replay_answer(prediction: Prediction) -> evaluation_pb2.ReplayResponse:
+    """Return the response for one batch of a Replay stream."""
+    answer = evaluation_pb2.ReplayAnswer(outputs=encode_all(prediction.outputs))
+    return evaluation_pb2.ReplayResponse(answer=answer)
 
 
 def metric_specs(messages: Sequence[evaluation_pb2.MetricSpec]) -> list[MetricSpec]:
