@@ -78,10 +78,14 @@ class NamedStructure:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInterface:
-    """The inputs and outputs of a model, nested as the model nests them."""
+    """The inputs and outputs of a model, nested as the model nests them.
+
+    ``ragged_inputs`` are the names of those for which Keras takes examples of different lengths in one batch.
+    """
 
     inputs: NamedStructure
     outputs: NamedStructure
+    ragged_inputs: tuple[str, ...] = ()
 
     @property
     def signature(self) -> Signature:
@@ -108,9 +112,11 @@ def interface_of(model: Any) -> ModelInterface:
 
 
 def _interface_of_functional(model: Any) -> ModelInterface:
+    inputs = _named(model.input, _input_name, lone="inputs")
     return ModelInterface(
-        inputs=_named(model.input, _input_name, lone="inputs"),
+        inputs=inputs,
         outputs=_named(model.output, _output_name, lone="outputs"),
+        ragged_inputs=tuple(name for name, tensor in inputs.flatten(model.input).items() if tensor.ragged),
     )
 
 

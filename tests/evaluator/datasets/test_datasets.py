@@ -183,8 +183,13 @@ def test_ragged_and_sparse_examples_are_refused_by_their_place() -> None:
     refused = "dataset 'test' has y of RaggedTensorSpec.*a dense tensor was expected: pad a ragged one"
     with pytest.raises(ConfigurationError, match=refused):
         ExperimentDataset("test", tf.data.Dataset.from_tensor_slices((x, ragged)))
-    with pytest.raises(ConfigurationError, match=r"dataset 'test' has x\['a'\] of SparseTensorSpec"):
-        ExperimentDataset("test", tf.data.Dataset.from_tensor_slices(({"a": tf.sparse.from_dense(x)}, x)))
+    sparse = tf.data.Dataset.from_tensor_slices(({"a": tf.sparse.from_dense(x)}, x))
+    refused = r"dataset 'test' has x\['a'\] of SparseTensorSpec.*expected: make one of it with tf.sparse.to_dense\(\)"
+    with pytest.raises(ConfigurationError, match=refused):
+        ExperimentDataset("test", sparse)
+    refused = "dataset 'test' has x of RaggedTensorSpec.*only for a model that masks the padding.*'understudy evaluate'"
+    with pytest.raises(ConfigurationError, match=refused):
+        ExperimentDataset("test", tf.data.Dataset.from_tensor_slices((ragged, x)))
 
 
 @pytest.mark.parametrize("longer", [1, FINGERPRINT_EXAMPLES + 1])

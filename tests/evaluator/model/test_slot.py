@@ -295,3 +295,19 @@ def test_a_discarded_slot_is_forgotten(strategy: Callable[[int], Any], tmp_path:
     gc.collect()
     assert graph() is None
     assert weights() is None
+
+
+def test_a_ragged_input_is_answered_as_keras_answers_it_and_a_note_says_what_padding_does(
+    make_slot: Callable[..., Slot],
+) -> None:
+    ids = keras.Input((None,), dtype="int64", ragged=True, name="ids")
+    mean = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(10, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(3)(mean))
+    slot = make_slot(model, replicas=2)
+
+    expected = model.predict(tf.ragged.constant([[1, 2], [3, 4], [5, 6, 7]], dtype=tf.int64), verbose=0)
+    (pair,) = slot.forward({"ids": np.array([[1, 2], [3, 4]])}).values()
+    (longer,) = slot.forward({"ids": np.array([[5, 6, 7]])}).values()
+    np.testing.assert_allclose(np.concatenate([pair, longer]), expected, rtol=1e-6)
+    (note,) = slot.notes
+    assert note.startswith("the input 'ids' is ragged, so padding counts as values")

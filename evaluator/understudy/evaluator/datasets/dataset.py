@@ -323,8 +323,8 @@ class ExperimentDataset:
                 if not isinstance(leaf, tf.TensorSpec):
                     place = f"{what}[{path!r}]" if path else what
                     raise ConfigurationError(
-                        f"dataset {self.name!r} has {place} of {leaf}; a dense tensor was expected: pad a ragged one "
-                        "with to_tensor(), and give the padding a sample weight of 0"
+                        f"dataset {self.name!r} has {place} of {leaf}; a dense tensor was expected: "
+                        f"{_remedy(what, is_sparse=isinstance(leaf, tf.SparseTensorSpec))}"
                     )
 
     def _columns(self) -> frozenset[str] | None:
@@ -429,3 +429,15 @@ def _leaves(structure: Any) -> list[tuple[str, Any]]:
     import keras
 
     return [("/".join(map(str, path)), leaf) for path, leaf in keras.tree.flatten_with_path(structure)]
+
+
+def _remedy(part: str, *, is_sparse: bool) -> str:
+    """Say how to make a part of an element, ``x``, ``y`` or ``sample_weight``, dense."""
+    if is_sparse:
+        return "make one of it with tf.sparse.to_dense()"
+    if part == "x":
+        return (
+            "pad a ragged one with to_tensor(), but only for a model that masks the padding; for one with a ragged "
+            "input, send batches of one length each ('understudy evaluate')"
+        )
+    return "pad a ragged one with to_tensor(), and give the padding a sample weight of 0"

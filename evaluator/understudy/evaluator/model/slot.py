@@ -172,9 +172,14 @@ class Slot:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why evaluations may differ from a single device's, or why they run on one replica."""
+        """Why answers may differ from Keras's, evaluations from a single device's, or why these run on one replica."""
         found = [
             f"{reason}, so each batch is scored whole on one replica" for reason in self._scorers.needs_whole_batches()
+        ]
+        found += [
+            f"the input {name!r} is ragged, so padding counts as values: send examples of different lengths in batches "
+            "of their own"
+            for name in self._interface.ragged_inputs
         ]
         if self._pass.draws_random_numbers:
             found.append("the model draws random numbers at inference, so no two evaluations are alike")
