@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -147,3 +149,31 @@ def test_an_unknown_kind_of_examples_is_refused(client: Client) -> None:
 def test_an_unknown_outcome_is_refused(client: Client) -> None:
     with pytest.raises(InvalidArgumentError, match="outcome is 'lost'; expected one of scored, skipped, failed"):
         list(client.list_evaluations(outcome="lost"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", [Client.evaluate, partial(Client.compare, versions=[STEP, STEP])])
+def test_an_interrupted_stream_ends_on_the_server_too_and_draws_no_more_batches(
+    client: Client, script: Script, call: Callable[[Client, Iterator[Any]], object]
+) -> None:
+    script.gate.clear()
+    drawn = 0
+
+    def endless() -> Iterator[tuple[Any, ...]]:
+        nonlocal drawn
+        while True:
+            drawn += 1
+            yield {"image": ROWS}, ROWS
+
+    def interrupt() -> None:
+        script.at_gate.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        call(client, endless())
+    interrupting.join()
+    assert script.gate.wait(20)  # the peer saw the end of the call
+    before = drawn
+    assert client.predict({"image": ROWS}).step == STEP
+    assert drawn - before <= 1

@@ -57,6 +57,7 @@ class Script:
     failures: deque[Failure | None] = field(default_factory=deque)
     gate: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
+    at_gate: threading.Event = field(default_factory=threading.Event)
     calls: Counter[str] = field(default_factory=Counter)
     requests: list[Any] = field(default_factory=list)
     metadata: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -180,6 +181,7 @@ class Peer(
     def Compare(self, request_iterator: Any, context: Any) -> evaluation_pb2.CompareResponse:
         """Refuse: comparisons are tested on the real server."""
         self._enter("Compare", next(request_iterator), context)
+        self._wait_at_gate(context)
         _abort(context, Failure(code=grpc.StatusCode.UNIMPLEMENTED, message="no comparing here"))
 
     def Replay(self, request_iterator: Any, context: Any) -> Iterator[evaluation_pb2.ReplayResponse]:
@@ -332,6 +334,7 @@ class Peer(
     def _wait_at_gate(self, context: Any) -> None:
         """Wait until the test opens the gate or the caller disconnects."""
         context.add_callback(self.script.gate.set)
+        self.script.at_gate.set()
         self.script.gate.wait(PATIENCE_SECONDS)
 
     def _wake(self) -> None:

@@ -19,7 +19,7 @@ from understudy.clients.client_errors import (
     translated,
 )
 from understudy.clients.evaluation_types import CompareResult, EvaluateResult, Evaluation, Metric, Progress
-from understudy.clients.model_calls import ModelCalls, Request, Response, ended
+from understudy.clients.model_calls import ModelCalls, Request, Response, ended, wait_for
 from understudy.clients.pipelining import Feed, Outcome, Pipeline, check_items, ended_early
 from understudy.clients.reconnection import Reconnection
 from understudy.clients.replaying import Replay, Sending
@@ -305,11 +305,17 @@ class Client(ModelCalls):
         feed = Feed(messages)
         try:
             with self._calling():
-                response = method(feed, **self._defaults.stream(call_options))
+                call = method.future(feed, **self._defaults.stream(call_options))
+                with ended(call):
+                    feed.open()
+                    wait_for(call)
+                    response = call.result()
         except UnderstudyError:
             self._known_names.forget()
             feed.check()
             raise
+        finally:
+            feed.close()
         feed.check()
         return response
 

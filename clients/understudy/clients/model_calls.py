@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -232,3 +233,13 @@ def ended(call: grpc.RpcContext) -> Iterator[None]:
         yield
     finally:
         call.cancel()  # type: ignore[no-untyped-call]
+
+
+def wait_for(call: Any) -> None:
+    """Wait until a call with one response has ended.
+
+    An interrupt while the call itself waits may leave its lock locked for good, and with it the channel.
+    """
+    over: queue.SimpleQueue[object] = queue.SimpleQueue()
+    call.add_done_callback(over.put)
+    over.get()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -134,19 +135,25 @@ Message = TypeVar("Message")
 
 
 class Feed(Generic[Message]):
-    """Wraps an iterator: ends without an error when it raises, and keeps the error for the caller's thread.
+    """Wraps an iterator, which gRPC's thread draws from between `open` and `close`.
 
-    Otherwise grpcio would log the error and report a cancelled call.
+    It ends without an error when the iterator raises, and keeps the error for the caller's thread. Otherwise grpcio
+    would log the error and report a cancelled call.
     """
 
     def __init__(self, messages: Iterator[Message]) -> None:
         self._messages = messages
         self._error: Exception | None = None
+        self._opened = threading.Event()
+        self._closed = False
 
     def __iter__(self) -> Iterator[Message]:
         return self
 
     def __next__(self) -> Message:
+        self._opened.wait()
+        if self._closed:
+            raise StopIteration
         try:
             return next(self._messages)
         except StopIteration:
@@ -154,6 +161,15 @@ class Feed(Generic[Message]):
         except Exception as error:
             self._error = error
             raise StopIteration from error
+
+    def open(self) -> None:
+        """Let gRPC's thread draw, once an interrupt of the caller's thread would end the call."""
+        self._opened.set()
+
+    def close(self) -> None:
+        """Draw no more."""
+        self._closed = True
+        self._opened.set()
 
     def check(self) -> None:
         """Raise the error of the wrapped iterator, if it raised one."""
