@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from contextlib import aclosing
 
 import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from testkit.peer_server import PATIENCE_SECONDS, Failure, Peer, Script
 from understudy import clients
 from understudy.clients import (
+    AsyncClient,
     Client,
     Evaluation,
 )
@@ -31,6 +34,24 @@ def test_watching_misses_and_repeats_nothing_over_breaks(client: Client, script:
 
     assert [evaluation.sequence for evaluation in seen] == [2, 3, 4, 5]
     assert script.calls["WatchEvaluations"] == 4
+
+
+async def test_a_resumed_watch_says_which_entry_it_saw_last(
+    client: Client, async_client: AsyncClient, script: Script
+) -> None:
+    written = Timestamp(seconds=5, nanos=123456789)
+    for step in (1, 2):
+        script.record(step, recorded_at=written)
+    script.watch_breaks_after.extend([1, 1])
+
+    watch = client.watch_evaluations()
+    assert [next(watch).step, next(watch).step] == [1, 2]
+    script.watch_breaks_after.append(1)
+    async with aclosing(async_client.watch_evaluations()) as async_watch:
+        assert [(await anext(async_watch)).step, (await anext(async_watch)).step] == [1, 2]
+
+    resumed = [request for request in script.requests if request.after_sequence]
+    assert [(request.after_sequence, request.after_recorded_at) for request in resumed] == [(1, written)] * 2
 
 
 def test_watching_survives_a_restart_of_the_server() -> None:

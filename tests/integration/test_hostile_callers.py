@@ -103,6 +103,20 @@ def test_a_place_that_the_ledger_has_not_reached_is_the_callers_error(client: Cl
     assert {each.value.code() for each in (paged, watched)} == {grpc.StatusCode.INVALID_ARGUMENT}
 
 
+@with_grpcio
+def test_a_place_whose_entry_is_another_one_now_is_the_callers_error(stub: Any) -> None:
+    """The ledger was begun anew, and is as long again already."""
+    first, second, *_ = stub.ListEvaluations(evaluation_pb2.ListEvaluationsRequest(), timeout=SECONDS).evaluations
+    place = {"after_sequence": first.sequence, "after_recorded_at": first.recorded_at}
+    same = evaluation_pb2.WatchEvaluationsRequest(**place)
+    assert next(stub.WatchEvaluations(same, timeout=SECONDS)).evaluation == second
+    place["after_recorded_at"] = second.recorded_at
+    other = evaluation_pb2.WatchEvaluationsRequest(**place)
+    with pytest.raises(grpc.RpcError, match=f"entry {first.sequence}, which is another one now") as raised:
+        next(stub.WatchEvaluations(other, timeout=SECONDS))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def test_the_resamples_of_all_evaluations_share_one_bound(
     chief: Chief, run_service: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

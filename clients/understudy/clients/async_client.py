@@ -212,13 +212,13 @@ class AsyncClient(AsyncModelCalls):
     ) -> AsyncGenerator[Evaluation]:
         """Yield every entry of the ledger after a sequence number, without end; see `Client.watch_evaluations`."""
         reconnection = Reconnection(give_up_after_seconds)
+        place: int | evaluation_pb2.EvaluationRecord = after
         while True:
             try:
-                async with aclosing(self._watched_once(after, call_options)) as evaluations:
-                    async for evaluation in evaluations:
+                async with aclosing(self._watched_once(place, call_options)) as records:
+                    async for place in records:
                         reconnection.connected()
-                        after = evaluation.sequence
-                        yield evaluation
+                        yield responses.evaluation(place)
                     error: UnderstudyError = UnavailableError("the server ended the stream")
             except UnderstudyError as broken:
                 error = broken
@@ -226,13 +226,15 @@ class AsyncClient(AsyncModelCalls):
                 raise client_closed()
             await asyncio.sleep(reconnection.pause_after(error))
 
-    async def _watched_once(self, after: int, call_options: CallOptions) -> AsyncGenerator[Evaluation]:
+    async def _watched_once(
+        self, after: int | evaluation_pb2.EvaluationRecord, call_options: CallOptions
+    ) -> AsyncGenerator[evaluation_pb2.EvaluationRecord]:
         request = self._requests.watch_evaluations(after)
         call = self._stubs.evaluations.WatchEvaluations(request, **self._defaults.stream(call_options))
         async with _ended(call):
             with self._calling():
                 async for message in call:
-                    yield responses.evaluation(message.evaluation)
+                    yield message.evaluation
 
     async def _sent(self, call: aio.StreamUnaryCall[Request, Response], messages: AsyncGenerator[Request]) -> Response:
         """Send messages and return the one response."""

@@ -271,16 +271,17 @@ class Client(ModelCalls):
 
         Raises:
             UnavailableError: No server could be reached for ``give_up_after_seconds``.
-            InvalidArgumentError: The ledger has fewer entries, as it was restored from a backup or begun anew.
+            InvalidArgumentError: The ledger has fewer entries, or another one in the place of the last one seen, as it
+                was restored from a backup or begun anew.
         """
         reconnection = Reconnection(give_up_after_seconds)
+        place: int | evaluation_pb2.EvaluationRecord = after
         while True:
             try:
-                with closing(self._watched_once(after, call_options)) as evaluations:
-                    for evaluation in evaluations:
+                with closing(self._watched_once(place, call_options)) as records:
+                    for place in records:
                         reconnection.connected()
-                        after = evaluation.sequence
-                        yield evaluation
+                        yield responses.evaluation(place)
                     error: UnderstudyError = UnavailableError("the server ended the stream")
             except UnderstudyError as broken:
                 error = broken
@@ -288,12 +289,14 @@ class Client(ModelCalls):
                 raise client_closed()
             time.sleep(reconnection.pause_after(error))
 
-    def _watched_once(self, after: int, call_options: CallOptions) -> Generator[Evaluation, None, None]:
+    def _watched_once(
+        self, after: int | evaluation_pb2.EvaluationRecord, call_options: CallOptions
+    ) -> Generator[evaluation_pb2.EvaluationRecord, None, None]:
         request = self._requests.watch_evaluations(after)
         call = self._begun(self._evaluations.WatchEvaluations, request, call_options)
         with ended(call), translated():
             for message in call:
-                yield responses.evaluation(message.evaluation)
+                yield message.evaluation
 
     def _sent(
         self,

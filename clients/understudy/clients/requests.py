@@ -183,9 +183,13 @@ class Requests:
             outcome=None if outcome is None else _OUTCOMES[outcome],
         )
 
-    def watch_evaluations(self, after_sequence: int) -> evaluation_pb2.WatchEvaluationsRequest:
-        """Return a WatchEvaluations request."""
-        return evaluation_pb2.WatchEvaluationsRequest(model_name=self.model_name, after_sequence=after_sequence)
+    def watch_evaluations(self, after: int | evaluation_pb2.EvaluationRecord) -> evaluation_pb2.WatchEvaluationsRequest:
+        """Return a WatchEvaluations request that goes on after a sequence number, or after the entry that was seen."""
+        if isinstance(after, int):
+            return evaluation_pb2.WatchEvaluationsRequest(model_name=self.model_name, after_sequence=after)
+        return evaluation_pb2.WatchEvaluationsRequest(
+            model_name=self.model_name, after_sequence=after.sequence, after_recorded_at=after.recorded_at
+        )
 
     def tables(self, dataset: str | None, version: Version | None) -> evaluation_pb2.GetEvaluationTablesRequest:
         """Return a GetEvaluationTables request."""

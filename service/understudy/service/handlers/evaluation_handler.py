@@ -10,6 +10,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError, OverloadedError
 from understudy.evaluator.types import EvaluationRecord
 from understudy.service.calls.methods import CallContext
@@ -164,6 +166,8 @@ class EvaluationHandler:
         after = request.after_sequence  # 0, and so before the first entry, if absent
         if after < 0:
             raise InvalidInputError(f"after_sequence is {after}; give the last sequence seen, or leave it out for all")
+        if request.HasField("after_recorded_at"):
+            await self._check_place(after, request.after_recorded_at)
         while True:
             recorded = self._recorded.subscribe()
             entries = await self._page(after, "after_sequence", limit=WATCH_PAGE_SIZE)
@@ -210,6 +214,16 @@ class EvaluationHandler:
             self._reading_examples -= 1
             cancellation.cancel()
         return messages.example_list(found)
+
+    async def _check_place(self, sequence: int, recorded_at: Timestamp) -> None:
+        """Raise InvalidInputError if the entry of a sequence number, unless it was removed, is not the one seen."""
+        read = partial(self._evaluator.ledger.page, after_sequence=sequence - 1, limit=1)
+        for entry in await asyncio.get_running_loop().run_in_executor(self._executor, read):
+            if entry.sequence == sequence and messages.timestamp(entry.recorded_at) != recorded_at:
+                raise InvalidInputError(
+                    f"after_sequence goes on after entry {sequence}, which is another one now: the ledger was restored "
+                    "from a backup or begun anew; start with its first entry"
+                )
 
     async def _page(self, after: int, field: str, **filters: Any) -> list[EvaluationRecord]:
         """Return entries after a sequence number, which a field of the request gives."""
