@@ -296,9 +296,7 @@ def _rounds(batches: Iterator[list[LoggedExample]], *, most: int) -> Iterator[li
     size = 0
     for batch in batches:
         found.append(batch)
-        size += sum(
-            array.nbytes for example in batch for array in (*example.inputs.values(), *example.answers.values())
-        )
+        size += sum(map(_bytes_of, batch))
         if len(found) >= most or size >= _ROUND_BYTES:
             yield found
             found, size = [], 0
