@@ -26,6 +26,7 @@ _PREDICT: Final = "/understudy.v1.PredictionService/Predict"
 _EVALUATE: Final = "/understudy.v1.EvaluationService/Evaluate"
 _WATCH: Final = "/understudy.v1.EvaluationService/WatchEvaluations"
 _COMPARE: Final = "/understudy.v1.EvaluationService/Compare"
+_REPLAY: Final = "/understudy.v1.EvaluationService/Replay"
 
 
 def costly_requests(served: Served) -> Iterator[str]:
@@ -158,7 +159,7 @@ def quiet_streams(served: Served) -> Iterator[str]:
 
 
 def held_versions(served: Served) -> Iterator[str]:
-    """Send a batch on streams of evaluations and comparisons of every version, then nothing; another one is scored."""
+    """Send a batch on streams that score, compare and replay to every version, then nothing; another one is scored."""
     from testkit.values import PLAIN_STEPS
     from understudy.v1 import evaluation_pb2, tensor_pb2
 
@@ -166,6 +167,7 @@ def held_versions(served: Served) -> Iterator[str]:
     evaluation = _evaluation_batch()
     batch = evaluation_pb2.EvaluateRequest.FromString(evaluation).batch
     comparison = evaluation_pb2.CompareRequest(batch=batch).SerializeToString()
+    replayed = evaluation_pb2.ReplayRequest(batch=evaluation_pb2.ReplayBatch(inputs=batch.inputs)).SerializeToString()
     over = threading.Event()
 
     def begun(*messages: bytes) -> Iterator[bytes]:
@@ -174,6 +176,7 @@ def held_versions(served: Served) -> Iterator[str]:
 
     with served.channel() as channel:
         evaluate, compare = (channel.stream_unary(path) for path in (_EVALUATE, _COMPARE))
+        replay = channel.stream_stream(_REPLAY)
         for version in versions:
             options = evaluation_pb2.EvaluateOptions(version=version)
             first = evaluation_pb2.EvaluateRequest(options=options).SerializeToString()
@@ -181,6 +184,9 @@ def held_versions(served: Served) -> Iterator[str]:
             comparing = evaluation_pb2.CompareOptions(versions=versions)
             first = evaluation_pb2.CompareRequest(options=comparing).SerializeToString()
             compare.future(begun(first, comparison), timeout=_SECONDS)
+            replaying = evaluation_pb2.ReplayOptions(version=version)
+            first = evaluation_pb2.ReplayRequest(options=replaying).SerializeToString()
+            replay(begun(first, replayed, replayed), timeout=_SECONDS)
         time.sleep(_ATTACK_SECONDS)
         over.set()
         try:
