@@ -118,6 +118,11 @@ def _line(error: tf.errors.OpError, words: str) -> str:
     return next((line.strip() for line in error.message.splitlines() if words in line), "no reason given")
 
 
+@tf.autograph.experimental.do_not_convert
+def _second(_: tf.Tensor, part: object) -> object:
+    return part
+
+
 class _Cut:
     """Splits examples into parts of global batches."""
 
@@ -176,10 +181,12 @@ class _Cut:
         parts, share = self._batch(examples), self._share
         if share.count == share.of:
             return parts
-        numbered = parts.enumerate().filter(
-            lambda number, _: (number % share.of) // share.count == share.first // share.count
-        )
-        return numbered.map(lambda _, part: part)
+
+        @tf.autograph.experimental.do_not_convert
+        def is_own(number: tf.Tensor, _: object) -> tf.Tensor:
+            return (number % share.of) // share.count == share.first // share.count
+
+        return parts.enumerate().filter(is_own).map(_second)
 
     def _batch(self, examples: tf.data.Dataset) -> tf.data.Dataset:
         return examples.batch(self._rows, drop_remainder=True)

@@ -79,6 +79,7 @@ def make_loop(model: keras.Model, strategy: tf.distribute.Strategy) -> RunSteps:
     return run
 
 
+@tf.autograph.experimental.do_not_convert
 def timed_next(batches: Iterator[object]) -> tuple[object, tf.Tensor]:
     """Return, inside a graph, the next batch and the seconds of the wait for it."""
     asked_at = tf.timestamp()
