@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import grpc
+import keras
 import numpy as np
 import pytest
 
@@ -53,11 +55,16 @@ def draw(seed: int, sizes: tuple[int, ...]) -> list[Any]:
     ]
 
 
+@cache
+def keras_model(step: int) -> keras.Model:
+    """Return a version as Keras has it, for all tests, as its first evaluation traces it."""
+    return step_model(step)
+
+
 def keras_score(step: int, batches: list[Any]) -> dict[str, float]:
     """Return what one device gives for the same examples; neither metric of the model knows batches."""
     x, y, weights = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    model = step_model(step)
-    scores: dict[str, float] = model.evaluate(
+    scores: dict[str, float] = keras_model(step).evaluate(
         x, y, sample_weight=weights, batch_size=len(x), verbose=0, return_dict=True
     )
     return scores
