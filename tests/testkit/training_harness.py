@@ -45,6 +45,8 @@ ADDRESS = re.compile(rb'"shared_object_id": \d+')
 
 Array = npt.NDArray[Any]
 
+as_it_is = tf.autograph.experimental.do_not_convert  # as each task of a cluster would convert the function anew
+
 
 class Dense:
     """No BatchNorm, no Dropout; but two outputs, sample weights, a regulariser and clipping."""
@@ -77,6 +79,14 @@ class Dense:
         return {}
 
 
+def _with_size(x: tf.Tensor, y: Mapping[str, tf.Tensor], _: object) -> tuple[tf.Tensor, tf.Tensor]:
+    return x, y["size"]
+
+
+def _with_kind(x: tf.Tensor, y: Mapping[str, tf.Tensor], _: object) -> tuple[tf.Tensor, tf.Tensor]:
+    return x, y["kind"]
+
+
 class Linear(Dense):
     """One layer and plain SGD: for what does not depend on the model, as it is traced in half the time."""
 
@@ -88,7 +98,7 @@ class Linear(Dense):
         return model
 
     def training_data(self) -> tf.data.Dataset:
-        return super().training_data().map(lambda x, y, _: (x, y["size"]))
+        return super().training_data().map(as_it_is(_with_size))
 
 
 class Noisy(Dense):
@@ -105,7 +115,7 @@ class Noisy(Dense):
         return model
 
     def training_data(self) -> tf.data.Dataset:
-        return super().training_data().map(lambda x, y, _: (x, y["kind"]))
+        return super().training_data().map(as_it_is(_with_kind))
 
 
 class Scored(Noisy):
@@ -130,7 +140,7 @@ class Slow(Noisy):
         def slowly(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), (8,)), y
 
-        return super().training_data().map(slowly)
+        return super().training_data().map(as_it_is(slowly))
 
 
 class Exploding(Noisy):
