@@ -143,7 +143,7 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 def check_rules(folder: Path, checks: list[dict[str, Any]]) -> None:
     """Let promtool compare the alerts that fire with those that should."""
-    content = {"rule_files": [str(rules) for rules in RULE_FILES], "evaluation_interval": "10m", "tests": checks}
+    content = {"rule_files": [str(rules) for rules in RULE_FILES], "evaluation_interval": "5m", "tests": checks}
     file = folder / "checks.yml"
     file.write_text(json.dumps(content), encoding="utf-8")
     ran = subprocess.run(
