@@ -151,7 +151,16 @@ def test_an_unknown_outcome_is_refused(client: Client) -> None:
         list(client.list_evaluations(outcome="lost"))  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt, whatever ran before in this process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("call", [Client.evaluate, partial(Client.compare, versions=[STEP, STEP])])
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_stream_ends_on_the_server_too_and_draws_no_more_batches(
     client: Client, script: Script, call: Callable[[Client, Iterator[Any]], object]
 ) -> None:

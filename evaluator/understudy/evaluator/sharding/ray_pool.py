@@ -81,32 +81,12 @@ class RayPool:
         if self._owns_connection:
             _connect(address)
         try:
-            self._require_token()
+            _require_token(address)
             self._head = ray.get_runtime_context().gcs_address
             self._set(work, folder)
         except BaseException:
             self.close()
             raise
-
-    def _require_token(self) -> None:
-        """Refuse a cluster on which everyone who reaches it can run code."""
-        if self._ask_for_mode() != "token":
-            raise ConfigurationError(
-                f"the cluster {self._address} accepts callers without a token, so everyone who reaches it can run code "
-                f"on it; start it with {MODE_VARIABLE}=token"
-            )
-
-    def _ask_for_mode(self) -> str:
-        """Return how the cluster authenticates callers. The actor that answers is kept for work; else a task does."""
-        if nodes := self._read_nodes():
-            actor = self._make_actor(nodes[0])
-            with contextlib.suppress(ray.exceptions.RayError):  # without tokens, actors cannot call this process back
-                answer: str = ray.get(actor.handle.mode.remote(), timeout=_CONNECT_SECONDS)
-                self._kept.append(actor)
-                return answer
-            ray.kill(actor.handle, no_restart=True)
-        mode: str = ray.get(ray.remote(num_cpus=0, max_retries=0)(_mode).remote(), timeout=_CHECK_SECONDS)
-        return mode
 
     def begin(self, work: bytes, folder: Path) -> None:
         """Compute something else from now on. The workers are gone, but those that live are used again for new ones.
@@ -152,19 +132,11 @@ class RayPool:
     @property
     def capacity(self) -> int:
         """See `WorkerPool`."""
-        nodes = len(self._read_nodes())
-        return nodes if self._most is None else min(self._most, nodes)
-
-    def _read_nodes(self) -> Sequence[str]:
-        """Return the nodes that workers may be on, as they were a moment ago."""
         now = time.monotonic()
         if now - self._nodes_read >= _NODES_SECONDS:
             self._nodes_read = now
             self._nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        return self._nodes
-
-    def _make_actor(self, node: str) -> _Actor:
-        return _Actor(handle=_actor_class().options(scheduling_strategy=_on(node)).remote(), node=node)
+        return len(self._nodes) if self._most is None else min(self._most, len(self._nodes))
 
     def start_worker(self) -> WorkerId:
         """See `WorkerPool`."""
@@ -173,10 +145,10 @@ class RayPool:
         node = min(self._nodes, key=lambda each: taken[each])
         actor = next((each for each in self._kept if each.node == node), None)
         if actor is None:
-            actor = self._make_actor(node)
+            actor = _Actor(handle=_actor_class().options(scheduling_strategy=_on(node)).remote(), node=node)
         else:
             self._kept.remove(actor)
-        self._workers[worker] = replace(actor, has_work=True)
+        self._workers[worker] = actor
         self._under_way[actor.handle.prepare.remote(self._work, [self._files])] = (worker, None)
         return worker
 
@@ -228,7 +200,7 @@ class RayPool:
 
     def _end_actor(self, actor: _Actor) -> None:
         ray.kill(actor.handle, no_restart=True)
-        if actor.has_work and actor.process is None:  # it was loading its first model, from a temporary folder
+        if actor.process is None:  # it was loading its first model, from a temporary folder
             self._deserted.add(actor.node)
 
     def _delete_left_behind(self) -> None:
@@ -263,10 +235,6 @@ class ClusterWorker:
 
     def answer(self) -> None:
         """Show that this process runs."""
-
-    def mode(self) -> str:
-        """Return how the cluster authenticates callers."""
-        return _mode()
 
     def prepare(self, work: bytes, files: Sequence[Any]) -> tuple[int, Facts] | Exception:
         """Load the model and the data; return the id of this process and its facts, or a permanent error.
@@ -315,7 +283,6 @@ class ClusterWorker:
 class _Actor:
     handle: Any
     node: str
-    has_work: bool = False
     process: int | None = None
 
 
@@ -383,6 +350,16 @@ def _refused(address: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise ConfigurationError(f"the cluster {address} cannot be used: {first_line(error)}") from error
+
+
+def _require_token(address: str) -> None:
+    """Refuse a cluster on which everyone who reaches it can run code."""
+    mode = ray.get(ray.remote(num_cpus=0, max_retries=0)(_mode).remote(), timeout=_CHECK_SECONDS)
+    if mode != "token":
+        raise ConfigurationError(
+            f"the cluster {address} accepts callers without a token, so everyone who reaches it can run code on it; "
+            f"start it with {MODE_VARIABLE}=token"
+        )
 
 
 def _mode() -> str:
