@@ -474,7 +474,7 @@ def test_half_the_fleet_without_the_checkpoint_is_told_and_serves_the_one_before
 
 
 TAKES_LITTLE = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
-"""Options of a channel that takes only a small part of an answer that nobody reads."""
+"""Options of a channel that takes only a small part of an answer that its caller does not read."""
 
 
 def serving_a_large_file(evaluate: Start, run: Path) -> tuple[RunningService, fleet_pb2.ReadCheckpointRequest]:

@@ -125,6 +125,14 @@ def test_a_replay_whose_slot_is_needed_in_between_goes_on_afterwards(
 
 
 @with_grpcio
+def test_a_timeout_is_that_of_a_request_not_of_all(site: Site) -> None:
+    slowly = ("--max-requests-per-second", "1.5", "--batch-size", "1", "--timeout-seconds", "2")
+    result = site.run("replay", str(site.log), "--version", "serving", *slowly)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["requests"] == REQUESTS
+
+
+@with_grpcio
 @pytest.mark.parametrize(
     ("messages", "refusal"),
     [

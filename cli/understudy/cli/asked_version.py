@@ -16,7 +16,7 @@ class AskedVersion:
     """A version that answers batches. It holds a slot of the server from the first batch on until `release`.
 
     A label stands for the same step all the time. If the server needs the slot for a checkpoint meanwhile, the version
-    is loaded again.
+    is loaded again. The timeout is that of a batch, though all that are answered until `release` are one call.
 
     Args:
         client: The server.
@@ -45,11 +45,11 @@ class AskedVersion:
 
     def predict(self, inputs: Arrays) -> Arrays:
         """Return the outputs for one batch."""
-        from understudy.clients import AbortedError
+        from understudy.clients import AbortedError, DeadlineExceededError, UnavailableError
 
         try:
             return self._present().predict(inputs).outputs
-        except AbortedError:
+        except (AbortedError, DeadlineExceededError, UnavailableError):
             self.release()
             return self._present().predict(inputs).outputs
 
