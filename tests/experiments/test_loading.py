@@ -35,6 +35,18 @@ instance = Mine()
 def factory():
     return Mine()
 
+class Worded(Mine):
+    global_batch_size = "8"
+
+class Halved(Mine):
+    global_batch_size = 8 / 1
+
+class Empty(Mine):
+    global_batch_size = 0
+
+class Nameless(Mine):
+    name = None
+
 number = 7
 """
 
@@ -143,3 +155,17 @@ def test_code_that_raises_is_the_cause(here: Path, source: str, cause: type[Exce
         with pytest.raises(ExperimentError, match=f"raised {cause.__name__}") as info:
             load_experiment(spec)
         assert isinstance(info.value.__cause__, cause)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Worded", "global_batch_size is '8'; a whole number from 1"),
+        ("Halved", "global_batch_size is 8.0; a whole number from 1"),
+        ("Empty", "global_batch_size is 0; a whole number from 1"),
+        ("Nameless", "name is None; a text"),
+    ],
+)
+def test_an_experiment_whose_values_cannot_be_used_is_refused(file: Path, name: str, found: str) -> None:
+    with pytest.raises(ExperimentError, match=f"{name}': its {found} was expected"):
+        load_experiment(f"{file}:{name}")

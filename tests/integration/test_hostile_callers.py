@@ -10,6 +10,7 @@ from weakref import WeakSet, ref
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from integration.conftest import Run, with_grpcio
 
 from testkit.checkpoints import OUTPUTS, Chief, ones
@@ -21,7 +22,7 @@ from understudy.evaluator.model.reclaiming import MemoryTrimmer
 from understudy.evaluator.serving.servable import Servable
 from understudy.service.calls.parsing import LARGE_BYTES
 from understudy.service.handlers import messages
-from understudy.service.handlers.paging import encode_token
+from understudy.service.handlers.paging import Place, encode_token
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc
 from understudy.wire import encode
 
@@ -83,7 +84,8 @@ def test_what_would_write_falsify_or_exhaust_is_the_callers_error(
 
 @with_grpcio
 def test_a_page_token_beyond_the_ledger_is_the_callers_error(stub: Any) -> None:
-    for token in ("__________8AAAAA", "gAAAAAAAAAAAAAAA"):
+    for sequence in (2**63, 2**64 - 1):
+        token = encode_token(Place(sequence=sequence, recorded_at=Timestamp()), b"")
         with pytest.raises(grpc.RpcError, match="page_token") as raised:
             stub.ListEvaluations(evaluation_pb2.ListEvaluationsRequest(page_token=token), timeout=SECONDS)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -93,7 +95,8 @@ def test_a_page_token_beyond_the_ledger_is_the_callers_error(stub: Any) -> None:
 def test_a_place_that_the_ledger_has_not_reached_is_the_callers_error(client: Client, stub: Any) -> None:
     """The ledger was restored or begun anew, and a watch that went on there would pass its next entries over."""
     last = max(each.sequence for each in client.list_evaluations())
-    page = evaluation_pb2.ListEvaluationsRequest(page_token=encode_token(last + 1, b""))
+    beyond = Place(sequence=last + 1, recorded_at=Timestamp())
+    page = evaluation_pb2.ListEvaluationsRequest(page_token=encode_token(beyond, b""))
     watch = evaluation_pb2.WatchEvaluationsRequest(after_sequence=last + 1)
     refusal = f"the newest entry of the ledger is {last}"
     with pytest.raises(grpc.RpcError, match=refusal) as paged:
@@ -110,11 +113,19 @@ def test_a_place_whose_entry_is_another_one_now_is_the_callers_error(stub: Any) 
     place = {"after_sequence": first.sequence, "after_recorded_at": first.recorded_at}
     same = evaluation_pb2.WatchEvaluationsRequest(**place)
     assert next(stub.WatchEvaluations(same, timeout=SECONDS)).evaluation == second
+    token = encode_token(Place(sequence=first.sequence, recorded_at=first.recorded_at), b"")
+    page = stub.ListEvaluations(evaluation_pb2.ListEvaluationsRequest(page_token=token), timeout=SECONDS)
+    assert page.evaluations[0] == second
+
     place["after_recorded_at"] = second.recorded_at
     other = evaluation_pb2.WatchEvaluationsRequest(**place)
-    with pytest.raises(grpc.RpcError, match=f"entry {first.sequence}, which is another one now") as raised:
+    token = encode_token(Place(sequence=first.sequence, recorded_at=second.recorded_at), b"")
+    refusal = f"entry {first.sequence}, which is another one now"
+    with pytest.raises(grpc.RpcError, match=refusal) as watched:
         next(stub.WatchEvaluations(other, timeout=SECONDS))
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.RpcError, match=f"page_token .*{refusal}") as paged:
+        stub.ListEvaluations(evaluation_pb2.ListEvaluationsRequest(page_token=token), timeout=SECONDS)
+    assert {each.value.code() for each in (paged, watched)} == {grpc.StatusCode.INVALID_ARGUMENT}
 
 
 def test_the_resamples_of_all_evaluations_share_one_bound(

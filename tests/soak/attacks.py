@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from testkit.served import Pair, Served
 
 MESSAGES: Final = 200_000
-SESSION: Final = 25_000
+SESSION: Final = 50_000
 """How many fuzzed messages one session sends. Its servers and its attacks take minutes, whatever this number is."""
 TURN: Final = 250
 TURNS: Final = 10
@@ -48,8 +48,11 @@ MAX_GROWTH_MIB: Final = 300
 BOUNDS: Final = ("--max-message-mib", "64", "--max-body-mib", "96")
 """What unfinished bodies may hold leaves room below that; the attacks send ten times as much."""
 MAX_KEPT_MIB: Final = 50
-"""How much more memory the servers may hold after the last round of attacks than after the first, with its caches."""
-ROUNDS: Final = 3
+"""How much more memory the servers may hold after the last round of attacks than after the second.
+
+The first two fill the caches and the allocator: over five rounds 1426, 1442, 1460, 1442 and 1436 MiB were seen.
+"""
+ROUNDS: Final = 4
 
 _ALONE_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 3.0
@@ -278,6 +281,6 @@ def _broken(number: int, session: Mapping[str, Any]) -> Iterator[str]:
     if session["files_written"]:
         yield f"session {number}: files were written: {session['files_written'][:3]}"
     memory = session["memory_mib"]
-    first, *_, last = memory["after_rounds"]
-    if memory["most"] > memory["before"] + MAX_GROWTH_MIB or last > first + MAX_KEPT_MIB:
+    _, second, *_, last = memory["after_rounds"]
+    if memory["most"] > memory["before"] + MAX_GROWTH_MIB or last > second + MAX_KEPT_MIB:
         yield f"session {number}: the memory was {memory} MiB"

@@ -30,10 +30,11 @@ from testkit.training_harness import (
 )
 from understudy.checkpoints import RunDir
 from understudy.experiments.arrays import array_examples
+from understudy.experiments.experiment_data import TrainingData
 from understudy.experiments.records import RecordExamples, record_examples
 from understudy.trainer import DataError, SilentReporter
 from understudy.trainer.batches import Share, global_batches
-from understudy.trainer.data import DataPlan, TrainingData, plan_data
+from understudy.trainer.data import DataPlan, plan_data
 
 OPTIONS = ("--steps", str(STEPS), "--checkpoint-every", "5", "--steps-per-call", "3", "--no-tensorboard")
 ENDLESS = (*OPTIONS, "--steps", "1000000", "--keep-checkpoints", "1000000")

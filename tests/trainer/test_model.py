@@ -59,8 +59,17 @@ def test_a_model_that_the_loop_cannot_train_is_refused(build: Callable[[], Any],
 def test_a_compiled_metric_that_keras_does_not_know_is_refused_by_name(metric: Any, message: str) -> None:
     strategy = tf.distribute.get_strategy()
     model = build_model(Building(lambda: tiny(metrics=["mae", metric])), seed=0)
-    with pytest.raises(ModelError, match=f"cannot apply the compiled loss and metrics .*{message}.*compile"):
+    with pytest.raises(
+        ModelError, match=f"cannot apply the model and its compiled loss and metrics .*{message}.*compile"
+    ):
         prepare_for_replicas(model, strategy, BATCH_SPEC)
+
+
+def test_training_data_of_batches_are_refused_with_what_helps() -> None:
+    model = build_model(Building(tiny), seed=0)
+    batched = tuple(tf.TensorSpec([8, *spec.shape], spec.dtype) for spec in BATCH_SPEC)
+    with pytest.raises(ModelError, match=r"of training_data\(\) have an axis more .*: leave out batch\(\)"):
+        prepare_for_replicas(model, tf.distribute.get_strategy(), batched)
 
 
 def own_loss(y_true: Any, y_pred: Any) -> Any:
@@ -83,6 +92,20 @@ def test_a_loss_or_metric_that_the_evaluator_could_not_load_is_warned_of(
 def test_what_the_users_code_raises_is_passed_on() -> None:
     with pytest.raises(ExperimentError, match=r"dense: build_model\(\) raised ZeroDivisionError"):
         build_model(Building(lambda: 1 // 0), seed=0)
+
+
+class Misfit(keras.layers.Layer):  # type: ignore[misc]
+    """Takes three columns, whatever it gets."""
+
+    def call(self, inputs: Any) -> Any:
+        return keras.ops.matmul(inputs, keras.ops.ones((3, 2)))
+
+
+def test_an_error_of_keras_is_passed_on_without_styles_of_a_terminal() -> None:
+    with pytest.raises(ExperimentError, match=r"build_model\(\) raised ValueError: .*Misfit.call") as raised:
+        build_model(Building(lambda: keras.Sequential([keras.Input((5,)), Misfit()])), seed=0)
+    assert "are 5 and 3" in str(raised.value)
+    assert "\x1b" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

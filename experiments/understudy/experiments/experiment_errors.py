@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Final
+
+_STYLES: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""What Keras writes into its errors, so that terminals print parts of them bold."""
+
+_LIBRARIES: Final = frozenset(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
+
 
 class ExperimentError(Exception):
     """An experiment cannot be found or is invalid.
@@ -13,3 +24,26 @@ class ExperimentError(Exception):
 
 class ExampleError(Exception):
     """Arrays of examples cannot be read, or do not fit a model. The text says where, what was found and expected."""
+
+
+def error_of_code(experiment: str, doing: str, error: Exception) -> ExperimentError:
+    """Return the error that says what the user's own code raised, and where.
+
+    Args:
+        experiment: The experiment.
+        doing: What raised.
+        error: The exception, which the caller makes the cause.
+    """
+    text = f"{experiment}: {doing} raised {type(error).__name__}: {_STYLES.sub('', str(error))}"
+    return ExperimentError(f"{text}{_place_of(error)}")
+
+
+def _place_of(error: Exception) -> str:
+    """Return the line of the user's code that was reached last; empty if it is in the text or there is none."""
+    _, *called = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in called if not _is_of_library(frame.filename)]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own and not isinstance(error, SyntaxError) else ""
+
+
+def _is_of_library(file: str) -> bool:
+    return file.startswith("<") or any(Path(file).is_relative_to(folder) for folder in _LIBRARIES)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import operator
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import SupportsIndex
 
 from understudy.experiments.contract import Experiment
-from understudy.experiments.experiment_errors import ExperimentError
+from understudy.experiments.experiment_errors import ExperimentError, error_of_code
 
 BUNDLED = {"digits": "understudy.experiments.digits:Digits"}
 """The bundled experiments, by name."""
@@ -70,9 +72,9 @@ def _import_module(name: str, spec: str) -> ModuleType:
             raise ExperimentError(
                 f"{spec!r}: there is no module {error.name!r}; expected {_FORMS}, installed or in this folder",
             ) from error
-        raise _user_error(spec, f"importing {name}", error) from error
+        raise error_of_code(repr(spec), f"importing {name}", error) from error
     except Exception as error:
-        raise _user_error(spec, f"importing {name}", error) from error
+        raise error_of_code(repr(spec), f"importing {name}", error) from error
 
 
 def _import_file(path: Path, spec: str) -> ModuleType:
@@ -92,7 +94,7 @@ def _import_file(path: Path, spec: str) -> ModuleType:
         module_spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise _user_error(spec, f"running {path}", error) from error
+        raise error_of_code(repr(spec), f"running {path}", error) from error
     return module
 
 
@@ -116,15 +118,19 @@ def _as_experiment(candidate: object, spec: str) -> Experiment:
         try:
             candidate = candidate()
         except Exception as error:
-            raise _user_error(spec, "calling it without arguments", error) from error
+            raise error_of_code(repr(spec), "calling it without arguments", error) from error
     missing = [member for member in _MEMBERS if not hasattr(candidate, member)]
     if missing or not isinstance(candidate, Experiment):
         raise ExperimentError(
             f"{spec!r} is a {type(candidate).__name__} without {', '.join(missing)}; "
             f"an experiment has {', '.join(_MEMBERS)} (see understudy.experiments.Experiment)",
         )
+    _check_values(candidate.name, candidate.global_batch_size, spec)
     return candidate
 
 
-def _user_error(spec: str, doing: str, error: Exception) -> ExperimentError:
-    return ExperimentError(f"{spec!r}: {doing} raised {type(error).__name__}: {error}")
+def _check_values(name: object, size: object, spec: str) -> None:
+    if not isinstance(name, str) or not name:
+        raise ExperimentError(f"{spec!r}: its name is {name!r}; a text was expected")
+    if isinstance(size, bool) or not isinstance(size, SupportsIndex) or operator.index(size) < 1:
+        raise ExperimentError(f"{spec!r}: its global_batch_size is {size!r}; a whole number from 1 was expected")

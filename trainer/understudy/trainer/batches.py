@@ -18,14 +18,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from understudy.experiments.arrays import IndexedExamples
 from understudy.experiments.records import RecordExamples
-from understudy.trainer.data import DataPlan, TrainingData
+from understudy.trainer.data import DataPlan
 from understudy.trainer.trainer_errors import DataError
+
+if TYPE_CHECKING:
+    from understudy.experiments.experiment_data import TrainingData
 
 _SEEDS = 2**31
 _WORKER_STRIDE = 1_000_003  # more than any number of epochs

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from understudy.experiments import Experiment, ExperimentError
+from understudy.experiments import Experiment
 from understudy.experiments.arrays import IndexedExamples
 from understudy.experiments.records import RecordExamples
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.trainer_errors import DataError
 
-TrainingData: TypeAlias = tf.data.Dataset | IndexedExamples | RecordExamples
-"""The return type of ``training_data()``."""
+if TYPE_CHECKING:
+    from understudy.experiments.experiment_data import TrainingData
 
 _WINDOW_BYTES = 256 * 2**20
 _WINDOW_EXAMPLES = 10_000
@@ -151,11 +151,3 @@ def _bytes(spec: Any) -> int | None:
     if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string or not spec.shape.is_fully_defined():
         return None
     return int(spec.dtype.size) * math.prod(int(length) for length in spec.shape)
-
-
-def training_data(experiment: Experiment) -> TrainingData:
-    """Return an experiment's training data; raise ExperimentError if its code raises."""
-    try:
-        return experiment.training_data()
-    except Exception as error:
-        raise ExperimentError(f"{experiment.name}: training_data() raised {type(error).__name__}: {error}") from error

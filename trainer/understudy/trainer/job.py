@@ -10,9 +10,10 @@ import keras
 import tensorflow as tf
 
 from understudy.experiments import Experiment
+from understudy.experiments.experiment_data import training_data
 from understudy.trainer.batches import distribute, global_batches, reading_watched
 from understudy.trainer.cluster import any_task, check_agreement, wait_for_all
-from understudy.trainer.data import DataPlan, plan_of, training_data
+from understudy.trainer.data import DataPlan, plan_of
 from understudy.trainer.loop import call_sizes, make_loop
 from understudy.trainer.model import build_model, prepare_for_replicas
 from understudy.trainer.replica_state import ReplicaState

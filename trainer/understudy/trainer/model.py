@@ -10,7 +10,9 @@ import keras
 import tensorflow as tf
 
 from understudy.compat import build_for, mask_of, repair_open_axes, without_automatic_xla
-from understudy.experiments import Experiment, ExperimentError
+from understudy.compat.error_texts import first_line
+from understudy.experiments import Experiment
+from understudy.experiments.experiment_errors import error_of_code
 from understudy.trainer.gradients import sum_before_applying
 from understudy.trainer.trainer_errors import ModelError
 
@@ -30,7 +32,7 @@ def build_model(experiment: Experiment, *, seed: int) -> keras.Model:
         try:
             model = experiment.build_model()
         except Exception as error:
-            raise ExperimentError(f"{experiment.name}: build_model() raised {type(error).__name__}: {error}") from error
+            raise error_of_code(experiment.name, "build_model()", error) from error
     _check(model)
     model.optimizer.build(model.trainable_variables)
     return model
@@ -52,10 +54,9 @@ def prepare_for_replicas(model: keras.Model, strategy: tf.distribute.Strategy, e
         try:
             build_for(model, element_spec)
         except (ValueError, TypeError) as error:
-            reason = str(error).partition("\n")[0]
             raise ModelError(
-                f"Keras cannot apply the compiled loss and metrics to the training data: {reason}; check the arguments "
-                "of compile(), and the structure of the data"
+                "Keras cannot apply the model and its compiled loss and metrics to the training data: "
+                f"{first_line(error)}; {_remedy(model, element_spec)}"
             ) from error
     if strategy.num_replicas_in_sync > 1:
         _check_loss(model)
@@ -95,6 +96,19 @@ def _warn_of_unregistered(compiled: Mapping[str, Any]) -> None:
                 "@keras.saving.register_keras_serializable() before it",
                 extra={"argument": argument, "reason": str(error).partition(". ")[0]},
             )
+
+
+def _remedy(model: keras.Model, element_spec: Any) -> str:
+    """Return what helps if a global batch of this spec does not fit the model or what it is compiled with."""
+    leaves, inputs = keras.tree.flatten(element_spec[0]), keras.tree.flatten(getattr(model, "inputs", None) or [])
+    if len(leaves) == len(inputs) and any(
+        leaf.shape.rank == len(expected.shape) + 1 for leaf, expected in zip(leaves, inputs, strict=True)
+    ):
+        return (
+            "the elements of training_data() have an axis more than an example of the model: leave out batch(), as the "
+            "trainer makes the batches"
+        )
+    return "check the arguments of compile(), and the structure of the data"
 
 
 def _check_xla(model: keras.Model, strategy: tf.distribute.Strategy) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from understudy.evaluator.evaluator_errors import InvalidInputError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import END_AFTER, DeviceListener, DeviceState
 
 _log = logging.getLogger(__name__)

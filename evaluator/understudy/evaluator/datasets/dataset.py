@@ -11,9 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy.checkpoints.signature import Signature, TensorSpec
-from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.types import Array, Arrays, Batch
 from understudy.experiments import Experiment, example_arrays
+from understudy.experiments.experiment_data import evaluation_data
 from understudy.experiments.experiment_errors import ExampleError
 
 TARGETS = "targets"
@@ -412,10 +414,10 @@ def datasets_of(experiment: Experiment, *, features: Collection[str] = ()) -> li
 
     Raises:
         ConfigurationError: One of them cannot be used.
-        Exception: Whatever the experiment raises.
+        ExperimentError: The experiment's code raises, or returns something else.
     """
     return [
-        ExperimentDataset(name, examples, features=features) for name, examples in experiment.evaluation_data().items()
+        ExperimentDataset(name, examples, features=features) for name, examples in evaluation_data(experiment).items()
     ]
 
 

@@ -29,6 +29,7 @@ import numpy as np
 from understudy.checkpoints.checkpoint_errors import UnsupportedLocationError
 from understudy.checkpoints.remote.reader import RemoteFile, RemoteReader
 from understudy.checkpoints.signature import Signature, TensorSpec
+from understudy.compat.error_texts import first_line
 from understudy.evaluator.datasets.dataset import (
     ArrayDataset,
     EvaluationDataset,
@@ -39,7 +40,7 @@ from understudy.evaluator.datasets.dataset import (
     columns_of_arrays,
     load_npz,
 )
-from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError, first_line
+from understudy.evaluator.evaluator_errors import ConfigurationError, InvalidInputError
 from understudy.evaluator.settings import check_exists
 from understudy.evaluator.types import Array, Batch
 from understudy.experiments.example_arrays import EXAMPLE_KEY, input_keys, read_arrays, target_keys, tensor_of

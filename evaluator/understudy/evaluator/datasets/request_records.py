@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from understudy.compat.error_texts import first_line
 from understudy.evaluator.datasets.dataset_files import REQUEST_PREFIX, read_records, value_of
-from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
+from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.types import Array, Arrays, Signature
 from understudy.experiments.file_sizes import check_filled
 

@@ -14,14 +14,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from understudy.compat.error_texts import first_line
 from understudy.evaluator.datasets.dataset import SAMPLE_WEIGHTS, TARGETS, as_bytes, parts_of
 from understudy.evaluator.datasets.dataset_files import REQUEST_PREFIX, find_records, is_saved_dataset, read_records
 from understudy.evaluator.datasets.request_records import ANSWER_PREFIX, redacted_inputs
 from understudy.evaluator.evaluation.drift import LONE_INPUT
-from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
+from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.types import Array, Arrays
 from understudy.experiments import Experiment
 from understudy.experiments.example_arrays import EXAMPLE_KEY, WEIGHT_KEY, read_arrays
+from understudy.experiments.experiment_data import evaluation_data, training_data
 from understudy.experiments.experiment_errors import ExampleError
 
 TRAINING: Final = "train"
@@ -62,13 +64,13 @@ def examples_of(text: str, experiment: Experiment | None) -> Iterator[Examples]:
     """
     if experiment is not None:
         if text == TRAINING:
-            return _elements(_as_dataset(experiment.training_data()))
-        datasets = experiment.evaluation_data()
+            return _elements(_as_dataset(training_data(experiment)))
+        datasets = evaluation_data(experiment)
         if text in datasets:
             return _elements(datasets[text])
     path = Path(text)
     if not path.exists():
-        names = "" if experiment is None else f", and none of {[TRAINING, *experiment.evaluation_data()]}"
+        names = "" if experiment is None else f", and none of {[TRAINING, *evaluation_data(experiment)]}"
         also = "" if experiment is not None else "; --experiment says whose datasets have names"
         raise ConfigurationError(f"{text!r} is no file or folder{names}{also}")
     return _of_path(path)

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
+from understudy.compat.error_texts import first_line
 from understudy.evaluator.batching.engine import Engine
 from understudy.evaluator.datasets.request_records import LoggedRequest
 from understudy.evaluator.evaluation.answer_differences import compare_answers
-from understudy.evaluator.evaluator_errors import EvaluatorError, VersionNotFoundError, exhausted_resource, first_line
+from understudy.evaluator.evaluator_errors import EvaluatorError, VersionNotFoundError, exhausted_resource
 from understudy.evaluator.serving.decision_file import Shadow
 from understudy.evaluator.serving.servable import Handle, ModelSlot
 from understudy.evaluator.serving.servable_manager import ServableManager

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.compat import compiled_loss, loss_for, put_mask
-from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError
 from understudy.evaluator.model import metric_catalog
 from understudy.evaluator.model.metric_digests import digest_of, without_names
 from understudy.evaluator.model.misfits import UNFIT

@@ -24,13 +24,8 @@ from understudy.checkpoints.remote.run_source import RemoteRunSource
 from understudy.checkpoints.signing import AcceptedKeys
 from understudy.checkpoints.source import Checkpoint, PublishedCheckpoint
 from understudy.checkpoints.temporary_folders import TemporaryFolder
-from understudy.evaluator.evaluator_errors import (
-    ConfigurationError,
-    LoadError,
-    VersionNotFoundError,
-    available_steps,
-    first_line,
-)
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import ConfigurationError, LoadError, VersionNotFoundError, available_steps
 from understudy.evaluator.model.keras_version import is_archive_of_keras_2
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ import tensorflow as tf
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.checkpoints.signature import TensorSpec
 from understudy.compat import call_flat, mask_of
+from understudy.compat.error_texts import first_line
 from understudy.evaluator.evaluator_errors import (
     InvalidInputError,
     LoadError,
     OutOfResourcesError,
     Resource,
     exhausted_resource,
-    first_line,
 )
 from understudy.evaluator.model.graph_analysis import draws_random_numbers, find_value_ranges
 from understudy.evaluator.model.reclaiming import DROPPED_BYTES, reclaim_memory, size_of

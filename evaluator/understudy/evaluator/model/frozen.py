@@ -22,7 +22,8 @@ import tensorflow as tf
 
 from understudy.checkpoints.low_priority import at_low_priority
 from understudy.compat import add_function, constants_for_variables, remove_function
-from understudy.evaluator.evaluator_errors import FreezingCancelledError, NoFasterError, NotFrozenError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import FreezingCancelledError, NoFasterError, NotFrozenError
 from understudy.evaluator.model.forward import ForwardPass
 from understudy.evaluator.model.graph_analysis import state_changes
 from understudy.evaluator.model.reclaiming import size_of

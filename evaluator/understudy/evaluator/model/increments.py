@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from understudy.compat import convert_for_examples, mask_of, put_mask
-from understudy.evaluator.evaluator_errors import first_line
+from understudy.compat.error_texts import first_line
 from understudy.evaluator.model.batch_means import ROUNDING, STATE_ROUNDING
 from understudy.evaluator.model.forward import StructuredCall
 from understudy.evaluator.model.undefined_values import Undefined

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from understudy.checkpoints.signature import TensorSpec
 from understudy.compat import compiled_loss, compiled_metrics, metrics_with_values
-from understudy.evaluator.evaluator_errors import first_line
+from understudy.compat.error_texts import first_line
 
 UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError)
 """What Keras and TensorFlow raise while they trace values that do not fit."""

@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.signature import TensorSpec
-from understudy.evaluator.evaluator_errors import InvalidInputError, LoadError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import InvalidInputError, LoadError
 from understudy.evaluator.model.graph_analysis import ValueRange
 from understudy.evaluator.types import Array, Arrays
 

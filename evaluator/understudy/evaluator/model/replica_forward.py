@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.compat import call_flat
-from understudy.evaluator.evaluator_errors import InvalidInputError, Resource, exhausted_resource, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import InvalidInputError, Resource, exhausted_resource
 from understudy.evaluator.model.forward import BatchLimits, ModelCall, Tensors, tensor_specs
 from understudy.evaluator.model.graph_analysis import draws_random_numbers, find_value_ranges
 from understudy.evaluator.model.reclaiming import reclaim_memory

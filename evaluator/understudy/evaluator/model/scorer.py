@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
-from understudy.evaluator.evaluator_errors import InvalidInputError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.forward import tensor_spec
 from understudy.evaluator.model.graph_analysis import ValueRange
 from understudy.evaluator.model.inputs import ALL_TARGETS, ALL_WEIGHTS, check_batch, check_values, dtype_name

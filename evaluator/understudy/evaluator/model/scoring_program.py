@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
 from understudy.compat import compiled_metrics, put_mask
-from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import InvalidInputError, NotEvaluableError
 from understudy.evaluator.model.forward import StructuredCall
 from understudy.evaluator.model.graph_analysis import ValueRange, find_value_ranges
 from understudy.evaluator.model.increments import NoIncrementsError, StateIncrements

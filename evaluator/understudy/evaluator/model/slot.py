@@ -18,7 +18,8 @@ from understudy.checkpoints.initial_values import weights_are_loaded
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature, TensorSpec
 from understudy.compat import repair_open_axes
-from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError
 from understudy.evaluator.model.compilation import Compilation
 from understudy.evaluator.model.devices import has_gpu, precision_note
 from understudy.evaluator.model.forward import ForwardPass, Tensors

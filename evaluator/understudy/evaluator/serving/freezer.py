@@ -6,7 +6,8 @@ import logging
 import time
 from typing import Protocol
 
-from understudy.evaluator.evaluator_errors import EvaluatorError, FreezingCancelledError, NotFrozenError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import EvaluatorError, FreezingCancelledError, NotFrozenError
 from understudy.evaluator.observer import FreezeOutcome, Observer
 from understudy.evaluator.serving.servable import Handle, ModelSlot
 from understudy.evaluator.threads import Promotion, PromotionThread

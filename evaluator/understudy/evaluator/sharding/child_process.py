@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from understudy.evaluator.evaluator_errors import first_line
+from understudy.compat.error_texts import first_line
 
 _LAST_WORDS = 2000
 _JOIN_SECONDS = 10.0

@@ -20,7 +20,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.checkpoints.temporary_folders import TemporaryFolder, delete_abandoned
-from understudy.evaluator.evaluator_errors import ConfigurationError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import ConfigurationError
 from understudy.evaluator.sharding.cluster_pool import MODE_VARIABLE
 from understudy.evaluator.sharding.pool import (
     Event,

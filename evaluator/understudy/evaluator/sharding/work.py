@@ -18,6 +18,7 @@ from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.sharding.pool import Shard
 from understudy.evaluator.sharding.schedule import WorkerTimeouts
 from understudy.experiments import load_experiment
+from understudy.experiments.experiment_data import evaluation_data
 
 BATCHES_PER_SHARD = 16
 """Each shard costs some milliseconds of its own, and is what is lost when a worker dies."""
@@ -173,7 +174,7 @@ def _opened(source: DataSource) -> SeekableDataset:
         )
     if source.experiment is None:
         return open_files(source.name, source.paths, features=source.features, inputs_only=source.inputs_only)
-    examples = load_experiment(source.experiment).evaluation_data().get(source.name)
+    examples = evaluation_data(load_experiment(source.experiment)).get(source.name)
     if examples is None:
         raise ConfigurationError(f"the experiment {source.experiment} of this worker has no dataset {source.name!r}")
     return ExperimentDataset(source.name, examples, features=source.features)

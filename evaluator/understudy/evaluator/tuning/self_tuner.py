@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
+from understudy.compat.error_texts import first_line
 from understudy.devices.host import available_memory_bytes, usable_cores
-from understudy.evaluator.evaluator_errors import EvaluatorError, TrialError, first_line
+from understudy.evaluator.evaluator_errors import EvaluatorError, TrialError
 from understudy.evaluator.threads import Promotion, PromotionThread
 from understudy.evaluator.tuning.choice import FoundSettings, Measurement, Threads, choose, gain
 from understudy.evaluator.tuning.trial import TrialRequest, run_trial

@@ -10,8 +10,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from understudy.evaluator.evaluator_errors import DrainingError, InvalidInputError, OverloadedError
 from understudy.evaluator.types import EvaluationRecord
 from understudy.service.calls.methods import CallContext
@@ -19,7 +17,7 @@ from understudy.service.calls.parsing import ZeroCopyMessage
 from understudy.service.handlers import messages
 from understudy.service.handlers.compare_stream import Spools, compare_stream
 from understudy.service.handlers.evaluate_stream import ConcurrencyLimit, StreamLimits, score_stream
-from understudy.service.handlers.paging import DEFAULT_PAGE_SIZE, decode_token, encode_token, fitting, page_size
+from understudy.service.handlers.paging import DEFAULT_PAGE_SIZE, Place, decode_token, encode_token, fitting, page_size
 from understudy.service.handlers.replay_stream import Answer, replay_stream
 from understudy.service.readiness import Notifier, Readiness, ReadinessState
 from understudy.service.served_model import ServedModel, abandon, begun
@@ -143,7 +141,7 @@ class EvaluationHandler:
         size = page_size(request.page_size if request.HasField("page_size") else None)
         filters = _filters_of(request)
         entries = await self._page(
-            decode_token(request.page_token, filters),
+            await self._place("page_token", decode_token(request.page_token, filters)),
             "page_token",
             limit=size + 1,
             dataset=request.dataset or None,
@@ -152,10 +150,11 @@ class EvaluationHandler:
             outcome=messages.outcome(request.outcome) if request.HasField("outcome") else None,
         )
         page = fitting(map(messages.record, entries[:size]))
-        more = len(entries) > len(page)
-        return evaluation_pb2.ListEvaluationsResponse(
-            evaluations=page, next_page_token=encode_token(page[-1].sequence, filters) if more else ""
-        )
+        token = ""
+        if len(entries) > len(page):
+            last = Place(sequence=page[-1].sequence, recorded_at=page[-1].recorded_at)
+            token = encode_token(last, filters)
+        return evaluation_pb2.ListEvaluationsResponse(evaluations=page, next_page_token=token)
 
     async def watch_evaluations(
         self, request: evaluation_pb2.WatchEvaluationsRequest, call: CallContext
@@ -167,7 +166,7 @@ class EvaluationHandler:
         if after < 0:
             raise InvalidInputError(f"after_sequence is {after}; give the last sequence seen, or leave it out for all")
         if request.HasField("after_recorded_at"):
-            await self._check_place(after, request.after_recorded_at)
+            await self._place("after_sequence", Place(sequence=after, recorded_at=request.after_recorded_at))
         while True:
             recorded = self._recorded.subscribe()
             entries = await self._page(after, "after_sequence", limit=WATCH_PAGE_SIZE)
@@ -215,15 +214,22 @@ class EvaluationHandler:
             cancellation.cancel()
         return messages.example_list(found)
 
-    async def _check_place(self, sequence: int, recorded_at: Timestamp) -> None:
-        """Raise InvalidInputError if the entry of a sequence number, unless it was removed, is not the one seen."""
-        read = partial(self._evaluator.ledger.page, after_sequence=sequence - 1, limit=1)
+    async def _place(self, field: str, place: Place | None) -> int:
+        """Return the sequence number of a place that a field gives; 0 for none, the place before the first entry.
+
+        Raises:
+            InvalidInputError: The entry with that number, unless it was removed, is another one.
+        """
+        if place is None:
+            return 0
+        read = partial(self._evaluator.ledger.page, after_sequence=place.sequence - 1, limit=1)
         for entry in await asyncio.get_running_loop().run_in_executor(self._executor, read):
-            if entry.sequence == sequence and messages.timestamp(entry.recorded_at) != recorded_at:
+            if entry.sequence == place.sequence and messages.timestamp(entry.recorded_at) != place.recorded_at:
                 raise InvalidInputError(
-                    f"after_sequence goes on after entry {sequence}, which is another one now: the ledger was restored "
+                    f"{field} goes on after entry {entry.sequence}, which is another one now: the ledger was restored "
                     "from a backup or begun anew; start with its first entry"
                 )
+        return place.sequence
 
     async def _page(self, after: int, field: str, **filters: Any) -> list[EvaluationRecord]:
         """Return entries after a sequence number, which a field of the request gives."""

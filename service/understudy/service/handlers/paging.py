@@ -7,6 +7,9 @@ import binascii
 import struct
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.v1 import evaluation_pb2
@@ -16,7 +19,20 @@ LARGEST_PAGE_SIZE = 1000
 LARGEST_SEQUENCE = 2**63 - 1
 """The largest sequence that the ledger can hold."""
 
-_TOKEN = struct.Struct(">QL")
+_TOKEN = struct.Struct(">QqLL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """An entry of the ledger after which a reader goes on.
+
+    Attributes:
+        sequence: Its number.
+        recorded_at: When it was recorded, by which it is told from one that has its number in another ledger.
+    """
+
+    sequence: int
+    recorded_at: Timestamp
 
 
 def page_size(requested: int | None) -> int:
@@ -50,28 +66,31 @@ def fitting(records: Iterable[evaluation_pb2.EvaluationRecord]) -> list[evaluati
     return page
 
 
-def encode_token(after_sequence: int, filters: bytes) -> str:
-    """Return a token for the page after a sequence, valid for these filters only."""
-    return base64.urlsafe_b64encode(_TOKEN.pack(after_sequence, zlib.crc32(filters))).decode()
+def encode_token(place: Place, filters: bytes) -> str:
+    """Return a token for the page after a place, valid for these filters only."""
+    time = place.recorded_at
+    packed = _TOKEN.pack(place.sequence, time.seconds, time.nanos, zlib.crc32(filters))
+    return base64.urlsafe_b64encode(packed).decode()
 
 
-def decode_token(token: str, filters: bytes) -> int:
-    """Return the sequence after which the page begins; 0 for an empty token.
+def decode_token(token: str, filters: bytes) -> Place | None:
+    """Return the place after which the page begins; None for an empty token: it is the first page.
 
     Raises:
         InvalidInputError: The token is not from this server, or belongs to other filters.
     """
     if not token:
-        return 0
+        return None
     try:
-        after_sequence, checksum = _TOKEN.unpack(base64.b64decode(token, altchars=b"-_", validate=True))
+        sequence, seconds, nanos, checksum = _TOKEN.unpack(base64.b64decode(token, altchars=b"-_", validate=True))
+        place = Place(sequence=sequence, recorded_at=Timestamp(seconds=seconds, nanos=nanos))
     except (binascii.Error, ValueError, struct.error) as error:
         raise _foreign(token) from error
-    if after_sequence > LARGEST_SEQUENCE:
+    if sequence > LARGEST_SEQUENCE:
         raise _foreign(token)
     if checksum != zlib.crc32(filters):
         raise InvalidInputError("page_token belongs to other filters; keep the filters of the first page")
-    return int(after_sequence)
+    return place
 
 
 def _foreign(token: str) -> InvalidInputError:

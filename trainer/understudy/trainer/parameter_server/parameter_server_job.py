@@ -26,8 +26,9 @@ import tensorflow as tf
 from understudy.compat import compiled_metrics, worker_count
 from understudy.experiments import Experiment
 from understudy.experiments.arrays import IndexedExamples
+from understudy.experiments.experiment_data import training_data
 from understudy.trainer.batches import global_batches
-from understudy.trainer.data import DataPlan, plan_of, training_data
+from understudy.trainer.data import DataPlan, plan_of
 from understudy.trainer.job import ProgressEvent
 from understudy.trainer.loop import call_sizes, scalars, timed_next
 from understudy.trainer.model import build_model, prepare_for_replicas

@@ -13,7 +13,8 @@ import keras
 
 from understudy.checkpoints.file_part import start_of_member
 from understudy.compat import model_of_config
-from understudy.evaluator.evaluator_errors import LoadError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model.loaders.loader import BuiltModel
 from understudy.evaluator.model.loaders.stored_config import SAVE_DIFFERENTLY, StoredConfig, read_archive, read_hdf5
 from understudy.evaluator.model.weights import assign_from_hdf5

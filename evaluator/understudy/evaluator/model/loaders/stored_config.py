@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import h5py
 
-from understudy.evaluator.evaluator_errors import LoadError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model.architecture import fingerprint, renumbered_metrics
 from understudy.evaluator.model.keras_version import is_archive_of_keras_2, is_hdf5_of_keras_2
 from understudy.evaluator.model.loaders.keras_2 import (

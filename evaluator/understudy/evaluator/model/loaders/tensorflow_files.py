@@ -16,7 +16,8 @@ import tensorflow as tf
 from understudy.checkpoints.formats.saved_model import KERAS_METADATA_FILE
 from understudy.checkpoints.kinds import ModelKind
 from understudy.compat import parse_object_graph, parse_saved_model, uncompile
-from understudy.evaluator.evaluator_errors import LoadError, first_line
+from understudy.compat.error_texts import first_line
+from understudy.evaluator.evaluator_errors import LoadError
 from understudy.evaluator.model.allowlists import check_config
 from understudy.evaluator.model.loaders.keras_metadata import read_compilation
 from understudy.evaluator.model.loaders.loader import BuiltModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.evaluator.evaluator_errors import first_line
+from understudy.compat.error_texts import first_line
 
 IN_A_GRAPH = """Graph execution error:
 
