@@ -16,6 +16,20 @@ Incompatible shapes: [5,7] vs. [5]
 ON_THE_SAME_LINE = """Graph execution error:
 
 indices[0,0] = 12 is not in [0, 11)\t [[{{node embedding/GatherV2}}]]"""
+IN_A_GENERATOR = """Graph execution error:
+
+Detected at node PyFunc defined at (most recent call last):
+<stack traces unavailable>
+RuntimeError: disk gone
+Traceback (most recent call last):
+
+  File "own.py", line 23, in gen
+
+RuntimeError: disk gone
+
+
+\t [[{{node PyFunc}}]]
+\t [[while/IteratorGetNext]] [Op:__inference_run_steps_1478]"""
 EAGER = "{{function_node __wrapped__Mul_device_/device:CPU:0}} Incompatible shapes: [5,7] vs. [5] [Op:Mul] name: "
 
 IN_A_LAYER = """Exception encountered when calling Upper.call().
@@ -49,6 +63,7 @@ Exception encountered: Could not locate class 'Plain'. Make sure they are import
         ("", "ValueError"),
         (IN_A_GRAPH, "Incompatible shapes: [5,7] vs. [5]"),
         (ON_THE_SAME_LINE, "indices[0,0] = 12 is not in [0, 11)"),
+        (IN_A_GENERATOR, "RuntimeError: disk gone"),
         ("Graph execution error:", "Graph execution error:"),
         (IN_A_LAYER, "Upper.call(): A tensor is no `bool`"),
         (IN_A_LAYER_OF_A_TRACE, "Upper.call(): A tensor is no `bool`"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -30,11 +30,13 @@ from testkit.training_harness import (
 )
 from understudy.checkpoints import RunDir
 from understudy.experiments.arrays import array_examples
-from understudy.experiments.experiment_data import TrainingData
 from understudy.experiments.records import RecordExamples, record_examples
 from understudy.trainer import DataError, SilentReporter
 from understudy.trainer.batches import Share, global_batches
 from understudy.trainer.data import DataPlan, plan_data
+
+if TYPE_CHECKING:
+    from understudy.experiments.experiment_data import TrainingData
 
 OPTIONS = ("--steps", str(STEPS), "--checkpoint-every", "5", "--steps-per-call", "3", "--no-tensorboard")
 ENDLESS = (*OPTIONS, "--steps", "1000000", "--keep-checkpoints", "1000000")

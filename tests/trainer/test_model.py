@@ -37,12 +37,19 @@ def unbuilt() -> keras.Model:
     return model
 
 
+def without_optimizer() -> keras.Model:
+    model = tiny()
+    model.optimizer = None
+    return model
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: "a model", "returned a str; expected a keras.Model"),
         (lambda: keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), "not compiled"),
         (unbuilt, "without variables"),
+        (without_optimizer, "without an optimizer"),
         (lambda: tiny(run_eagerly=True), "run_eagerly"),
         (lambda: tiny(metrics=[keras.metrics.MeanSquaredError]), "cannot be saved with the model: MeanSquaredError"),
     ],

@@ -33,5 +33,6 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if lines and lines[0] == _GRAPH_ERROR:
         said = next((index for index, line in enumerate(lines) if _NODE in line), 0)
-        lines = [lines[said].partition(_NODE)[0].strip() or lines[said - 1]]
+        before = [line for line in lines[:said] if line]
+        lines = [lines[said].partition(_NODE)[0].strip() or before[-1]]
     return _AROUND.sub("", (lines or [""])[0]) or type(error).__name__

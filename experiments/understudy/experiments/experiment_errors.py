@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import sysconfig
 import traceback
-from pathlib import Path
 from typing import Final
+
+from understudy.experiments.users_code import is_users
 
 _STYLES: Final = re.compile(r"\x1b\[[0-9;]*m")
 """What Keras writes into its errors, so that terminals print parts of them bold."""
-
-_LIBRARIES: Final = frozenset(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 
 
 class ExperimentError(Exception):
@@ -41,9 +39,5 @@ def error_of_code(experiment: str, doing: str, error: Exception) -> ExperimentEr
 def _place_of(error: Exception) -> str:
     """Return the line of the user's code that was reached last; empty if it is in the text or there is none."""
     _, *called = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in called if not _is_of_library(frame.filename)]
+    own = [frame for frame in called if is_users(frame.filename)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own and not isinstance(error, SyntaxError) else ""
-
-
-def _is_of_library(file: str) -> bool:
-    return file.startswith("<") or any(Path(file).is_relative_to(folder) for folder in _LIBRARIES)

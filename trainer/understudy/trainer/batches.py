@@ -16,7 +16,6 @@ its own parts only. From TFRecord files it reads all records and parses its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ import tensorflow as tf
 from understudy.experiments.arrays import IndexedExamples
 from understudy.experiments.records import RecordExamples
 from understudy.trainer.data import DataPlan
-from understudy.trainer.trainer_errors import DataError
 
 if TYPE_CHECKING:
     from understudy.experiments.experiment_data import TrainingData
@@ -35,8 +33,6 @@ _WORKER_STRIDE = 1_000_003  # more than any number of epochs
 _ENDLESS = tf.int64.max
 _GLOBAL_SEED = 1  # not 0, with which TensorFlow rejects seeds that a graph computes
 _PERMUTATION_ROUNDS = 4
-_DAMAGED = "record at"  # after "corrupted" or "truncated"
-_WRONG_SIZE = "Input dataset was expected to contain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,25 +96,6 @@ def distribute(
         return global_batches(data, plan, first_step=first_step, share=share)
 
     return iter(strategy.distribute_datasets_from_function(parts_of_this_worker))
-
-
-@contextmanager
-def reading_watched() -> Iterator[None]:
-    """Convert TensorFlow's errors about wrong or damaged training data into `DataError`."""
-    try:
-        yield
-    except tf.errors.DataLossError as error:
-        raise DataError(f"a file of the training data is damaged: {_line(error, _DAMAGED)}") from error
-    except tf.errors.FailedPreconditionError as error:
-        if _WRONG_SIZE not in error.message:
-            raise
-        reason = _line(error, _WRONG_SIZE)
-        raise DataError(f"the training data does not hold the stated number of examples: {reason}") from error
-
-
-def _line(error: tf.errors.OpError, words: str) -> str:
-    """Return the line of TensorFlow's long message that contains these words."""
-    return next((line.strip() for line in error.message.splitlines() if words in line), "no reason given")
 
 
 @tf.autograph.experimental.do_not_convert

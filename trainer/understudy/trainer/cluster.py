@@ -29,11 +29,16 @@ def peers_watched() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if isinstance(error, _PEER_ERRORS) or _ABORTED in error.message:
+        if is_of_lost_peer(error):
             raise PeerLostError(
                 f"another task of the cluster died; start every task again ({_reason(error.message)})",
             ) from error
         raise
+
+
+def is_of_lost_peer(error: tf.errors.OpError) -> bool:
+    """Whether TensorFlow raised an error because another task died."""
+    return isinstance(error, _PEER_ERRORS) or _ABORTED in error.message
 
 
 def _reason(message: str) -> str:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from understudy.experiments import Experiment
 from understudy.experiments.experiment_data import training_data
-from understudy.trainer.batches import distribute, global_batches, reading_watched
+from understudy.trainer.batches import distribute, global_batches
 from understudy.trainer.cluster import any_task, check_agreement, wait_for_all
 from understudy.trainer.data import DataPlan, plan_of
 from understudy.trainer.loop import call_sizes, make_loop
@@ -19,6 +19,7 @@ from understudy.trainer.model import build_model, prepare_for_replicas
 from understudy.trainer.replica_state import ReplicaState
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Array, Snapshot
+from understudy.trainer.step_errors import step_watched
 from understudy.trainer.tensorboard_files import boundaries
 
 
@@ -153,7 +154,7 @@ class TrainingJob:
             steps_per_call=settings.steps_per_call,
             also_at=boundaries(settings.profile_range),
         ):
-            with reading_watched():
+            with step_watched(step):
                 call = self._run_steps(batches, size, asked_to_stop())
             step += size
             due = step % settings.checkpoint_every == 0 or step == settings.steps

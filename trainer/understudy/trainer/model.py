@@ -73,6 +73,8 @@ def _check(model: Any) -> None:
         raise ModelError(f"build_model() returned a {type(model).__name__}; expected a keras.Model")
     if not model.compiled:
         raise ModelError("build_model() returned a model that is not compiled; call model.compile(optimizer, loss)")
+    if getattr(model, "optimizer", None) is None:
+        raise ModelError("build_model() returned a model without an optimizer; call model.compile(optimizer, loss)")
     if not model.built:
         raise ModelError("build_model() returned a model without variables; give it an Input, or call model.build()")
     try:

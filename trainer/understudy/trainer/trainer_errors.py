@@ -8,6 +8,7 @@ TrainerError                    1  training failed; the text gives the reason
 ├── StrategyError               1  this machine does not support the configuration
 ├── ModelError                  1  the loop cannot train this model
 ├── DataError                   1  the loop cannot train on this data
+├── StepError                   1  a step failed on its data or in the model
 ├── ResumeError                 1  the run folder's checkpoint does not continue this training
 ├── MetricsError                1  --metrics-port is in use
 ├── PublishError                1  a checkpoint could not be written; earlier ones remain
@@ -65,6 +66,10 @@ class ModelError(TrainerError):
 
 class DataError(TrainerError):
     """The loop cannot train on this dataset. The text says why, and what to change."""
+
+
+class StepError(TrainerError):
+    """A step failed on its data or in the model. The text says after which step, and why."""
 
 
 class ResumeError(TrainerError):

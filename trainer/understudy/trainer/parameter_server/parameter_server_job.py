@@ -34,6 +34,7 @@ from understudy.trainer.loop import call_sizes, scalars, timed_next
 from understudy.trainer.model import build_model, prepare_for_replicas
 from understudy.trainer.settings import TrainSettings
 from understudy.trainer.snapshot import Snapshot
+from understudy.trainer.step_errors import step_watched
 from understudy.trainer.trainer_errors import DataError, ModelError, PeerLostError, StrategyError
 
 Array = npt.NDArray[Any]
@@ -183,8 +184,9 @@ class ParameterServerJob:
             )
             began = time.monotonic()
             results = [self._coordinator.schedule(self._train_step, args=(batches,)) for _ in range(size)]
-            self._join()
-            fetched = [result.fetch() for result in results]
+            with step_watched(step):
+                self._join()
+                fetched = [result.fetch() for result in results]
             for _, loss, state in fetched:
                 self._metrics.add(loss, state)
             before, step = step, self._steps()
