@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +45,11 @@ SITES: Final = tuple((front_end, tls) for tls in (False, True) for front_end in 
 
 MAX_LONGER_SECONDS: Final = 0.2
 MAX_GROWTH_MIB: Final = 300
+"""How much the memory of a server may grow while it is attacked."""
 BOUNDS: Final = ("--max-message-mib", "64", "--max-body-mib", "96")
 """What unfinished bodies may hold leaves room below that; the attacks send ten times as much."""
 MAX_KEPT_MIB: Final = 50
-"""How much more memory the servers may hold after the last round of attacks than after the second.
+"""How much more memory a server may hold after the last round of attacks than after the second.
 
 The first two fill the caches and the allocator: over five rounds 1426, 1442, 1460, 1442 and 1436 MiB were seen.
 """
@@ -165,12 +166,11 @@ def attacked(
                     fuzzer.knock(numbers[start : start + turn])
             time.sleep(_SETTLE_SECONDS)
             memory.append(_resident_mib(pair))
-    before, *settled, most = memory
     return {
         "faults": [*faults, *fuzzer.faults, *defects(pair.every), *defects(pair.plain)],
         "same_score": _score(pair.plain) == score,
         "files_written": sorted(_files(folder) - files),
-        "memory_mib": {"before": before, "most": most, "after_rounds": settled},
+        "memory_mib": {server: _growth([each[server] for each in memory]) for server in memory[0]},
         "statuses": dict(Counter(answer.split()[-1] for answer in fuzzer.answers.elements()).most_common()),
     }
 
@@ -205,15 +205,20 @@ def defects(served: Served) -> Iterator[str]:
             yield f"{method} failed on a defect {float(count):.0f} times"
 
 
-def _resident_mib(pair: Pair) -> float:
-    """Return the resident memory of both servers."""
-    resident = sum(psutil.Process(served.pid).memory_info().rss for served in (pair.every, pair.plain))
-    return round(resident / _MEBIBYTE, 1)
+def _resident_mib(pair: Pair) -> dict[str, float]:
+    """Return the resident memory of each server, without that of Envoy (docs/decisions/large-messages.md)."""
+    resident = {name: psutil.Process(served.pid).memory_info().rss for name, served in vars(pair).items()}
+    return {name: round(size / _MEBIBYTE, 1) for name, size in resident.items()}
+
+
+def _growth(seen: Sequence[float]) -> dict[str, Any]:
+    before, *settled, most = seen
+    return {"before": before, "most": most, "after_rounds": settled}
 
 
 @contextmanager
-def _memory_of(pair: Pair) -> Iterator[list[float]]:
-    """Yield a list of the memory now; append the most that was seen at the end of the block."""
+def _memory_of(pair: Pair) -> Iterator[list[dict[str, float]]]:
+    """Yield a list of the memory of each server now; append the most that was seen at the end of the block."""
     memory = [_resident_mib(pair)]
     most = memory[0]
     over = threading.Event()
@@ -221,7 +226,7 @@ def _memory_of(pair: Pair) -> Iterator[list[float]]:
     def sample() -> None:
         nonlocal most
         while not over.wait(_SAMPLE_SECONDS):
-            most = max(most, _resident_mib(pair))
+            most = {name: max(most[name], size) for name, size in _resident_mib(pair).items()}
 
     sampler = threading.Thread(target=sample)
     sampler.start()
@@ -280,7 +285,7 @@ def _broken(number: int, session: Mapping[str, Any]) -> Iterator[str]:
         yield f"session {number}: the score changed"
     if session["files_written"]:
         yield f"session {number}: files were written: {session['files_written'][:3]}"
-    memory = session["memory_mib"]
-    _, second, *_, last = memory["after_rounds"]
-    if memory["most"] > memory["before"] + MAX_GROWTH_MIB or last > second + MAX_KEPT_MIB:
-        yield f"session {number}: the memory was {memory} MiB"
+    for server, memory in session["memory_mib"].items():
+        _, second, *_, last = memory["after_rounds"]
+        if memory["most"] > memory["before"] + MAX_GROWTH_MIB or last > second + MAX_KEPT_MIB:
+            yield f"session {number}: the memory of {server} was {memory} MiB"

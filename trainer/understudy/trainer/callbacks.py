@@ -19,7 +19,7 @@ from understudy.checkpoints.signing import run_name as name_of_run
 from understudy.checkpoints.training import TrainingProgress
 from understudy.trainer.replica_state import ReplicaState, average
 from understudy.trainer.stopping import ResultsWatch, StopMode, stop_rule
-from understudy.trainer.trainer_errors import ModelError, StrategyError
+from understudy.trainer.trainer_errors import ModelError, ResumeError, StrategyError
 
 
 def publish_model(
@@ -55,10 +55,12 @@ def publish_model(
         ModelError: The model is not built.
         StrategyError: Several workers train the model, or it trains asynchronously; use `understudy.trainer.train`.
         AlreadyPublishedError: This step is already published.
+        ResumeError: A later step is already published: the folder is that of another training.
         OSError: Writing failed, for example on a full disk. Earlier checkpoints remain.
     """
     if not model.built:
         raise ModelError("the model has no variables yet; give it an Input, or call model.build(), before publishing")
+    _check_newest(RunDir(Path(run_dir)), step, f"this is step {step}")
     publisher = CheckpointPublisher(RunDir(Path(run_dir)), keep=keep, signer=_signer(sign_key, run_name, Path(run_dir)))
 
     def write(folder: Path) -> None:
@@ -92,6 +94,7 @@ class PublishCheckpoint(keras.callbacks.Callback):
         KeyFileError: The private key cannot be used.
         ValueError: ``save_freq`` is neither.
         LockHeldError: From ``fit``: another training uses the run folder.
+        ResumeError: From ``fit``: the run folder has checkpoints of later steps, those of another training.
         StrategyError: From ``fit``: Keras' ``fit`` does not train correctly under the model's strategy.
     """
 
@@ -128,6 +131,7 @@ class PublishCheckpoint(keras.callbacks.Callback):
         self._published = self._step
         with ExitStack() as stack:
             stack.enter_context(DirectoryLock(self._run_dir.root))
+            _check_newest(self._run_dir, self._step, f"this training begins at step {self._step}")
             stack.enter_context(self._journal)
             self._journal.record_step(self._step)
             # Keras does not call on_train_end when fit raises; this finalizer runs at the latest when Python exits.
@@ -224,6 +228,17 @@ class EvaluationStopping(keras.callbacks.Callback):
         self.reason = self._watch.reason_to_stop(int(self.model.optimizer.iterations.numpy()))
         if self.reason is not None:
             self.model.stop_training = True
+
+
+def _check_newest(run_dir: RunDir, step: int, this: str) -> None:
+    """Raise ResumeError if a later step is published. An evaluator would take what follows for its predecessors."""
+    newest = max(run_dir.committed_steps(), default=0)
+    if newest > step:
+        model = run_dir.checkpoint(newest) / MODEL_FILE
+        raise ResumeError(
+            f"{run_dir.root} holds checkpoints up to step {newest}, and {this}; go on from the newest with "
+            f"keras.models.load_model({str(model)!r}), choose another run_dir, or delete the folder to begin anew"
+        )
 
 
 def _signer(sign_key: Path | str | None, run: str | None, run_dir: Path) -> Signer | None:
