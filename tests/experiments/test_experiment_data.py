@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from understudy.experiments import ExperimentError
 from understudy.experiments.digits import Digits
-from understudy.experiments.experiment_data import evaluation_data, training_data
+from understudy.experiments.experiment_data import evaluation_data, slices_of, training_data
 
 BY_NAME = "a dictionary of datasets by name, such as {'test': dataset} was expected"
 SINGLE = "a tf.data.Dataset of single examples (x, y) was expected"
@@ -70,6 +70,24 @@ def test_what_the_users_code_raises_is_told_with_its_line_and_not_that_of_a_libr
         ExperimentError, match=rf"^digits: {read.__name__}\(\) raised ValueError: could not convert .* {place}$"
     ):
         read(Giving(parsed))
+
+
+@pytest.mark.parametrize("given", ["label", [1], 7])
+def test_slices_that_are_no_texts_are_refused(given: Any) -> None:
+    experiment = Digits()
+    experiment.slices = given  # type: ignore[attr-defined]
+    sentence = f"digits: slices is {given!r}; a sequence of texts, such as ['label'] was expected"
+    with pytest.raises(ExperimentError, match=f"^{re.escape(sentence)}$"):
+        slices_of(experiment)
+
+
+def test_slices_are_optional() -> None:
+    experiment = Digits()
+    assert slices_of(experiment) == ()
+    experiment.slices = None  # type: ignore[attr-defined]
+    assert slices_of(experiment) == ()
+    experiment.slices = ["label", "age:18"]  # type: ignore[attr-defined]
+    assert slices_of(experiment) == ("label", "age:18")
 
 
 def test_datasets_by_name_are_returned_in_their_order() -> None:

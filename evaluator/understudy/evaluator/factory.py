@@ -33,6 +33,7 @@ from understudy.evaluator.sharding.cluster_pool import check_cluster
 from understudy.evaluator.sharding.cluster_scoring import Cluster
 from understudy.evaluator.tuning.tuning_file import TuningStart
 from understudy.experiments import Experiment, load_experiment
+from understudy.experiments.experiment_data import slices_of
 
 DEFAULT_MODEL_NAME = "model"
 
@@ -80,7 +81,8 @@ def create_evaluator(
     tuning = TuningStart.read(settings, location.experiment)
     build_strategy(device_settings(settings, tuning))
     experiment = None if location.experiment is None else load_experiment(location.experiment)
-    settings = replace(settings, slice=(*settings.slice, *getattr(experiment, "slices", ())))
+    if experiment is not None:
+        settings = replace(settings, slice=(*settings.slice, *slices_of(experiment)))
     accepted = accepted_keys(settings.require_signature, run=settings.run_name, folder=location.folder)
     following = None if link is None else _following(link, location, settings, accepted)
     evaluator = Evaluator(

@@ -1,4 +1,4 @@
-"""The datasets of an experiment, as its code gives them; a mistake there becomes a sentence."""
+"""The datasets and slices of an experiment, as its code gives them; a mistake there becomes a sentence."""
 
 from __future__ import annotations
 
@@ -61,6 +61,22 @@ def evaluation_data(experiment: Experiment) -> Mapping[str, tf.data.Dataset]:
                 experiment, f"evaluation_data()[{name!r}]", data, "a tf.data.Dataset of single examples (x, y)"
             )
     return datasets
+
+
+def slices_of(experiment: Experiment) -> tuple[str, ...]:
+    """Return the parts of the datasets that an experiment has scored; none if it says nothing of them.
+
+    Raises:
+        ExperimentError: They are no sequence of texts.
+    """
+    slices = getattr(experiment, "slices", None)
+    if slices is None:
+        return ()
+    if not isinstance(slices, list | tuple) or not all(isinstance(text, str) for text in slices):
+        raise ExperimentError(
+            f"{experiment.name}: slices is {slices!r}; a sequence of texts, such as ['label'] was expected"
+        )
+    return tuple(slices)
 
 
 def _another(experiment: Experiment, what: str, found: Any, expected: str) -> ExperimentError:
