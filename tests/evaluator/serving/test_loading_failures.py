@@ -14,6 +14,7 @@ from understudy.evaluator.evaluator_errors import (
     OutOfResourcesError,
     VersionNotFoundError,
 )
+from understudy.evaluator.serving import loading
 from understudy.evaluator.types import VersionState
 
 
@@ -151,3 +152,18 @@ def test_an_unknown_step_is_refused_by_the_known_ones(lifecycle: TextLifecycle) 
 
     with pytest.raises(VersionNotFoundError, match=r"no checkpoint of step 9; there are \[1, 2\]"):
         lifecycle.manager.acquire(9)
+
+
+@pytest.mark.parametrize(("available", "is_warned_of"), [(3 * 2**20, False), (2**20, True)])
+def test_a_model_larger_than_the_memory_is_warned_of_before_it_is_loaded(
+    lifecycle: TextLifecycle,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    available: int,
+    is_warned_of: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    monkeypatch.setattr(loading, "available_memory_bytes", lambda: available)
+    lifecycle.publish(1, text="net 1".ljust(2 * 2**20))
+    lifecycle.promote(1)
+    warnings = [vars(record) for record in caplog.records if "larger than the memory" in record.message]
+    assert [(each["step"], each["files_mib"], each["available_mib"]) for each in warnings] == [(1, 2, 1)] * is_warned_of

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint
+from understudy.devices.host import available_memory_bytes
 from understudy.evaluator.evaluator_errors import EvaluatorError, LoadError, exhausted_resource
 from understudy.evaluator.serving.servable import Handle, ModelSlot, Purpose
 from understudy.evaluator.types import CheckpointInfo
 
 _log = logging.getLogger(__name__)
+
+_MEBIBYTE = 2**20
 
 
 @dataclass(eq=False)
@@ -102,10 +105,29 @@ def reload(
 
 def build(checkpoint: LocalCheckpoint, *, slots: SlotFactory, on_loaded: Callable[[], None]) -> ModelSlot:
     """Load and warm up a checkpoint in a new slot, and call back in between; raise LoadError if that fails."""
+    _warn_if_too_large(checkpoint)
     slot = slots.build(checkpoint)
     on_loaded()
     slot.warm_up()
     return slot
+
+
+def _warn_if_too_large(checkpoint: LocalCheckpoint) -> None:
+    """Warn before a load that the system may end by killing this process, as nothing could be said afterwards.
+
+    It is no more than a warning, because the files may hold an optimizer, which is not loaded.
+    """
+    size = sum(file.size_bytes for file in checkpoint.manifest.files if checkpoint.kind.owns(file.path))
+    try:
+        available = available_memory_bytes()
+    except OSError:  # only Linux says it
+        return
+    if size > available:
+        _log.warning(
+            "the files of the checkpoint are larger than the memory that is available: if the system kills this "
+            "process now, give it more memory",
+            extra={"step": checkpoint.step, "files_mib": size // _MEBIBYTE, "available_mib": available // _MEBIBYTE},
+        )
 
 
 def forget_frames(error: BaseException) -> None:
