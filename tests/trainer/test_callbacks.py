@@ -19,7 +19,7 @@ from testkit.training_harness import Noisy
 from understudy.checkpoints import MODEL_FILE, DirectoryLock, LockHeldError, RunDir, read_manifest, read_training_status
 from understudy.evaluator.records.ledger import Ledger
 from understudy.trainer import ModelError, ResumeError
-from understudy.trainer.callbacks import PublishCheckpoint, publish_model
+from understudy.trainer.callbacks import PublishCheckpoint, newest_model, publish_model
 from understudy.trainer.replica_state import ReplicaState
 
 SERVE_OPTIONS = ("--grpc-port", "0", "--http-port", "0", "--exit-when-finished")
@@ -86,7 +86,6 @@ def test_a_script_that_begins_anew_in_the_folder_of_another_training_is_refused_
 ) -> None:
     """Its steps would be published among those of the other, and none of them would be served."""
     fit(tmp_path, save_freq=3)
-    newest = RunDir(tmp_path).checkpoint(8) / MODEL_FILE
     began: list[int] = []
 
     def note(batch: int, logs: Any) -> None:
@@ -98,17 +97,25 @@ def test_a_script_that_begins_anew_in_the_folder_of_another_training_is_refused_
         ResumeError, match="holds checkpoints up to step 8, and this training begins at step 0"
     ) as raised:
         fit(tmp_path, extra=(batches,), save_freq=5)
-    assert f"keras.models.load_model({str(newest)!r})" in str(raised.value)
+    assert f"keras.models.load_model(newest_model({str(tmp_path)!r}))" in str(raised.value)
     assert list(finals(tmp_path)) == [3, 6, 8]
     assert not began
     with pytest.raises(ResumeError, match="up to step 8, and this is step 7"):
         publish_model(Noisy().build_model(), tmp_path, step=7)
     with DirectoryLock(tmp_path):
         pass
+    newest = newest_model(tmp_path)
+    assert newest == RunDir(tmp_path).checkpoint(8) / MODEL_FILE
     gone_on = keras.models.load_model(newest)
     data = Noisy().training_data().batch(25)
     gone_on.fit(data, epochs=1, callbacks=[PublishCheckpoint(tmp_path)], shuffle=False, verbose=0)
     assert list(finals(tmp_path)) == [3, 6, 8, 12]
+
+
+def test_before_the_first_checkpoint_there_is_no_newest_model(tmp_path: Path) -> None:
+    assert newest_model(tmp_path / "missing") is None
+    RunDir(tmp_path).checkpoint(3).mkdir(parents=True)
+    assert newest_model(str(tmp_path)) is None
 
 
 def test_a_fit_that_raises_leaves_a_training_that_failed(tmp_path: Path) -> None:

@@ -77,6 +77,19 @@ def publish_model(
     )
 
 
+def newest_model(run_dir: Path | str) -> Path | None:
+    """Return the model of the newest checkpoint, for `keras.models.load_model`; None if there is no checkpoint.
+
+    A script that is started again goes on from it.
+
+    Args:
+        run_dir: The run folder; it need not exist.
+    """
+    run = RunDir(Path(run_dir))
+    steps = run.committed_steps()
+    return run.checkpoint(steps[-1]) / MODEL_FILE if steps else None
+
+
 class PublishCheckpoint(keras.callbacks.Callback):
     """Publishes committed checkpoints from ``fit``, on one device or under MirroredStrategy, and writes the journal.
 
@@ -234,10 +247,10 @@ def _check_newest(run_dir: RunDir, step: int, this: str) -> None:
     """Raise ResumeError if a later step is published. An evaluator would take what follows for its predecessors."""
     newest = max(run_dir.committed_steps(), default=0)
     if newest > step:
-        model = run_dir.checkpoint(newest) / MODEL_FILE
         raise ResumeError(
             f"{run_dir.root} holds checkpoints up to step {newest}, and {this}; go on from the newest with "
-            f"keras.models.load_model({str(model)!r}), choose another run_dir, or delete the folder to begin anew"
+            f"keras.models.load_model(newest_model({str(run_dir.root)!r})), choose another run_dir, or delete the "
+            "folder to begin anew"
         )
 
 
