@@ -245,6 +245,13 @@ def test_a_bad_file_is_refused_with_the_key_and_the_remedy(tmp_path: Path, text:
         (["--eval-data", "a"], {}, "Invalid value for '--eval-data': 'a' is not of the form NAME=VALUE."),
         (["--eval-data", "a=1,a=2"], {}, "Invalid value for '--eval-data': 'a' is given twice"),
         (["--policy", "some"], {}, "'some' is not one of 'every', 'latest'."),
+        (
+            ["--delay-seconds", "inf"],
+            {},
+            "'--delay-seconds': inf is no finite number; to wait",
+        ),
+        (["--delay-seconds", "nan"], {}, "nan is no finite number"),
+        (["--logical-cpus", str(2**64)], {}, f"{2**64} is too large; give at most {2**63 - 1}."),
         ([], {"UNDERSTUDY_GRPC_PORT": "x"}, "'x' is not a valid integer. It came from UNDERSTUDY_GRPC_PORT."),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import math
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ Combine = Callable[[tuple[Any, ...]], Any]
 """Builds a field's value from the parts of its flag, variable or key."""
 
 
+_LARGEST: Final = 2**63 - 1
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
@@ -86,14 +88,34 @@ def _scalar(annotation: Any, choices: Sequence[str] | None) -> click.ParamType[A
         return click.Choice(list(get_args(annotation)))
     simple: dict[Any, click.ParamType[Any]] = {
         bool: click.BOOL,
-        int: click.INT,
-        float: click.FLOAT,
+        int: _WholeNumber(),
+        float: _FiniteNumber(),
         str: click.STRING,
         Path: LocalPath(path_type=Path),
     }
     if annotation not in simple:
         raise TypeError(f"a setting cannot be of type {annotation}; see understudy.cli.options for those it can be of")
     return simple[annotation]
+
+
+class _WholeNumber(click.types.IntParamType):
+    """A whole number that TensorFlow, too, can hold."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if abs(number) > _LARGEST:
+            self.fail(f"{number} is too large; give at most {_LARGEST}.", param, ctx)
+        return number
+
+
+class _FiniteNumber(click.types.FloatParamType):
+    """A number that can be compared and waited for."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is no finite number; to wait or keep for ever, give a large one.", param, ctx)
+        return number
 
 
 class _Either(click.ParamType[Any]):

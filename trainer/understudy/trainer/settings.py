@@ -26,6 +26,7 @@ RemainderName = Literal["drop", "keep"]
 
 
 _LARGEST_PORT = 65_535
+_LARGEST_SEED = 2**32 - 1  # of NumPy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +191,10 @@ class TrainSettings:
         for name in ("logical_cpus", "global_batch_size", "shuffle_buffer", "metrics_port"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
+        if not 0 <= self.seed <= _LARGEST_SEED:
+            raise ValueError(f"seed is {self.seed}; expected 0 to {_LARGEST_SEED}")
+        if self.metrics_port is not None and self.metrics_port > _LARGEST_PORT:
+            raise ValueError(f"metrics_port is {self.metrics_port}; expected 1 to {_LARGEST_PORT}")
         if self.cluster_timeout_seconds <= 0:
             raise ValueError(f"cluster_timeout_seconds is a positive time, not {self.cluster_timeout_seconds}")
         self._check_strategy()
