@@ -32,6 +32,13 @@ RuntimeError: disk gone
 \t [[while/IteratorGetNext]] [Op:__inference_run_steps_1478]"""
 EAGER = "{{function_node __wrapped__Mul_device_/device:CPU:0}} Incompatible shapes: [5,7] vs. [5] [Op:Mul] name: "
 
+OF_SEVERAL = """Graph execution error:
+
+2 root error(s) found.
+  (0) INVALID_ARGUMENT: indices[0,0] = 12 is not in [0, 11)
+\t [[{{node embedding/GatherV2}}]]
+  (1) CANCELLED: Function was cancelled before it was started"""
+
 IN_A_LAYER = """Exception encountered when calling Upper.call().
 
 \x1b[1mA tensor is no `bool`. You can do this: or that.\x1b[0m
@@ -68,6 +75,7 @@ Exception encountered: Could not locate class 'Plain'. Make sure they are import
         (IN_A_LAYER, "Upper.call(): A tensor is no `bool`"),
         (IN_A_LAYER_OF_A_TRACE, "Upper.call(): A tensor is no `bool`"),
         (IN_A_CONFIGURATION, "Could not locate class 'Plain'. Make sure they are imported."),
+        (OF_SEVERAL, "indices[0,0] = 12 is not in [0, 11)"),
         (EAGER, "Incompatible shapes: [5,7] vs. [5]"),
     ],
 )

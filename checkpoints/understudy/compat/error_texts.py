@@ -6,7 +6,7 @@ import re
 
 _GRAPH_ERROR = "Graph execution error:"
 _NODE = "[[{{node"
-_AROUND = re.compile(r"^\{\{function_node [^}]*\}\}\s*|\s*\[Op:\w+\]( name:.*)?$")
+_AROUND = re.compile(r"^\{\{function_node [^}]*\}\}\s*|^\(\d+\) [A-Z_]+: |\s*\[Op:\w+\]( name:.*)?$")
 """What TensorFlow writes before and after an error of an operation."""
 
 _LAYER_ERROR = re.compile(
