@@ -206,7 +206,7 @@ def defects(served: Served) -> Iterator[str]:
 
 
 def _resident_mib(pair: Pair) -> dict[str, float]:
-    """Return the resident memory of each server, without that of Envoy (docs/decisions/large-messages.md)."""
+    """Return the resident memory of each server, which with Envoy is that of Envoy, too, as it is one process."""
     resident = {name: psutil.Process(served.pid).memory_info().rss for name, served in vars(pair).items()}
     return {name: round(size / _MEBIBYTE, 1) for name, size in resident.items()}
 
