@@ -6,7 +6,7 @@ import re
 import traceback
 from typing import Final
 
-from understudy.experiments.users_code import is_users
+from understudy.experiments.users_code import place_of
 
 _STYLES: Final = re.compile(r"\x1b\[[0-9;]*m")
 """What Keras writes into its errors, so that terminals print parts of them bold."""
@@ -32,12 +32,8 @@ def error_of_code(experiment: str, doing: str, error: Exception) -> ExperimentEr
         doing: What raised.
         error: The exception, which the caller makes the cause.
     """
-    text = f"{experiment}: {doing} raised {type(error).__name__}: {_STYLES.sub('', str(error))}"
-    return ExperimentError(f"{text}{_place_of(error)}")
-
-
-def _place_of(error: Exception) -> str:
-    """Return the line of the user's code that was reached last; empty if it is in the text or there is none."""
-    _, *called = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in called if is_users(frame.filename)]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own and not isinstance(error, SyntaxError) else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_told = isinstance(error, SyntaxError)  # its text has the line
+    place = "" if is_told else place_of((frame.filename, frame.lineno) for frame in frames)
+    said = _STYLES.sub("", str(error))
+    return ExperimentError(f"{experiment}: {doing} raised {type(error).__name__}: {said}{place}")

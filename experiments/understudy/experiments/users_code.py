@@ -1,8 +1,9 @@
-"""Which lines of a traceback are the user's own code."""
+"""Which line of a traceback is the user's own code."""
 
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -10,9 +11,19 @@ _LIBRARIES: Final = frozenset(sysconfig.get_path(kind) for kind in ("stdlib", "p
 _PROJECT: Final = Path(__file__).parent.parent.name
 
 
-def is_users(file: str) -> bool:
-    """Whether a file of a traceback is neither Python's, an installed library's, nor of this project."""
-    path = Path(file)
-    return not (
-        file.startswith("<") or _PROJECT in path.parts or any(path.is_relative_to(folder) for folder in _LIBRARIES)
-    )
+def place_of(frames: Iterable[tuple[str, int | None]]) -> str:
+    """Return the last line of the user's code that this project or a library called, as `` (FILE, line N)``.
+
+    Empty if there is none: a script that calls this project is not what failed.
+
+    Args:
+        frames: The file and the line of each frame, the outermost first.
+    """
+    place = ""
+    for file, line in frames:
+        path = Path(file)
+        if _PROJECT in path.parts:
+            place = ""
+        elif not (file.startswith("<") or any(path.is_relative_to(folder) for folder in _LIBRARIES)):
+            place = f" ({file}, line {line})"
+    return place

@@ -10,7 +10,7 @@ from typing import Final
 import tensorflow as tf
 
 from understudy.compat.error_texts import first_line
-from understudy.experiments.users_code import is_users
+from understudy.experiments.users_code import place_of
 from understudy.trainer.cluster import is_of_lost_peer
 from understudy.trainer.trainer_errors import DataError, StepError
 
@@ -27,7 +27,7 @@ _OF_DATA_OR_MODEL: Final = (
 _LONGEST: Final = 200
 """The most characters of TensorFlow's sentence, which may list all labels of a batch."""
 
-_FRAME: Final = re.compile(r'File "([^"<]+)", line (\d+)')
+_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 @contextmanager
@@ -51,20 +51,13 @@ def step_watched(step: int) -> Iterator[None]:
         if is_of_lost_peer(error):
             raise
         reason = first_line(error)[:_LONGEST]
-        raise StepError(
-            f"a step after step {step} failed: {reason}{_place_in(error.message)}; {_remedy(error)}"
-        ) from error
+        place = place_of((file, int(line)) for file, line in _FRAME.findall(error.message))
+        raise StepError(f"a step after step {step} failed: {reason}{place}; {_remedy(error)}") from error
 
 
 def _line(error: tf.errors.OpError, words: str) -> str:
     """Return the line of TensorFlow's long message that contains these words."""
     return next((line.strip() for line in error.message.splitlines() if words in line), "no reason given")
-
-
-def _place_in(message: str) -> str:
-    """Return the last line of the user's code in the tracebacks of a message; empty if there is none."""
-    own = [(file, line) for file, line in _FRAME.findall(message) if is_users(file)]
-    return " ({}, line {})".format(*own[-1]) if own else ""
 
 
 def _remedy(error: tf.errors.OpError) -> str:

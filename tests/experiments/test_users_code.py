@@ -1,0 +1,30 @@
+"""Which line of a traceback a user is told of."""
+
+from __future__ import annotations
+
+import sysconfig
+
+import pytest
+
+from understudy.experiments.users_code import place_of
+
+SCRIPT = ("/home/me/train.py", 10)
+OURS = ("/opt/app/understudy/trainer/loop.py", 71)
+LIBRARY = (f"{sysconfig.get_path('purelib')}/keras/src/losses/loss.py", 63)
+PYTHON = (f"{sysconfig.get_path('stdlib')}/threading.py", 1)
+TEXT = ("<string>", 1)
+LOSS = ("/home/me/losses.py", 4)
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ([], ""),
+        ([SCRIPT, OURS, LIBRARY], ""),
+        ([SCRIPT, OURS, LIBRARY, LOSS, LIBRARY, PYTHON, TEXT], " (/home/me/losses.py, line 4)"),
+        ([OURS, SCRIPT, LOSS], " (/home/me/losses.py, line 4)"),
+        ([LIBRARY, LOSS], " (/home/me/losses.py, line 4)"),
+    ],
+)
+def test_it_is_the_last_one_that_this_project_or_a_library_called(frames: list[tuple[str, int]], expected: str) -> None:
+    assert place_of(frames) == expected
