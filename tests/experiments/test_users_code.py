@@ -9,7 +9,8 @@ import pytest
 from understudy.experiments.users_code import place_of
 
 SCRIPT = ("/home/me/train.py", 10)
-OURS = ("/opt/app/understudy/trainer/loop.py", 71)
+OURS = (place_of.__code__.co_filename, 71)
+IN_A_CLONE = ("/home/me/understudy/mine.py", 3)
 LIBRARY = (f"{sysconfig.get_path('purelib')}/keras/src/losses/loss.py", 63)
 PYTHON = (f"{sysconfig.get_path('stdlib')}/threading.py", 1)
 TEXT = ("<string>", 1)
@@ -23,6 +24,7 @@ LOSS = ("/home/me/losses.py", 4)
         ([SCRIPT, OURS, LIBRARY], ""),
         ([SCRIPT, OURS, LIBRARY, LOSS, LIBRARY, PYTHON, TEXT], " (/home/me/losses.py, line 4)"),
         ([OURS, SCRIPT, LOSS], " (/home/me/losses.py, line 4)"),
+        ([OURS, IN_A_CLONE], " (/home/me/understudy/mine.py, line 3)"),
         ([LIBRARY, LOSS], " (/home/me/losses.py, line 4)"),
     ],
 )

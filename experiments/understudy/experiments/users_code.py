@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 _LIBRARIES: Final = frozenset(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
-_PROJECT: Final = Path(__file__).parent.parent.name
+_PROJECT: Final = __name__.partition(".")[0]
 
 
 def place_of(frames: Iterable[tuple[str, int | None]]) -> str:
@@ -21,9 +22,12 @@ def place_of(frames: Iterable[tuple[str, int | None]]) -> str:
     """
     place = ""
     for file, line in frames:
-        path = Path(file)
-        if _PROJECT in path.parts:
+        if _is_in(file, sys.modules[_PROJECT].__path__):
             place = ""
-        elif not (file.startswith("<") or any(path.is_relative_to(folder) for folder in _LIBRARIES)):
+        elif not (file.startswith("<") or _is_in(file, _LIBRARIES)):
             place = f" ({file}, line {line})"
     return place
+
+
+def _is_in(file: str, folders: Iterable[str]) -> bool:
+    return any(Path(file).is_relative_to(folder) for folder in folders)
