@@ -46,7 +46,7 @@ SITES: Final = tuple((front_end, tls) for tls in (False, True) for front_end in 
 MAX_LONGER_SECONDS: Final = 0.2
 MAX_GROWTH_MIB: Final = 300
 """How much the memory of a server may grow while it is attacked."""
-BOUNDS: Final = ("--max-message-mib", "64", "--max-body-mib", "96")
+BOUNDS: Final = ("--max-message-mib", "64", "--max-body-mib", "64")
 """What unfinished bodies may hold leaves room below that; the attacks send ten times as much."""
 MAX_KEPT_MIB: Final = 50
 """How much more memory a server may hold after the last round of attacks than after the second.
@@ -56,7 +56,8 @@ The first two fill the caches and the allocator: over five rounds 1426, 1442, 14
 ROUNDS: Final = 4
 
 _ALONE_SECONDS: Final = 1.0
-_SETTLE_SECONDS: Final = 3.0
+_SETTLE_SECONDS: Final = 15.0
+"""How long servers have to give memory back after a round: they look after two, four and eight seconds."""
 _SAMPLE_SECONDS: Final = 0.05
 _PAUSE_SECONDS: Final = 0.001
 _HARMLESS: Final = "harmless beside "
@@ -164,8 +165,7 @@ def attacked(
             for start in turns[number::ROUNDS]:
                 with _beside(honest, "fuzz", pair.plain):
                     fuzzer.knock(numbers[start : start + turn])
-            time.sleep(_SETTLE_SECONDS)
-            memory.append(_resident_mib(pair))
+            memory.append(_settled_mib(pair))
     return {
         "faults": [*faults, *fuzzer.faults, *defects(pair.every), *defects(pair.plain)],
         "same_score": _score(pair.plain) == score,
@@ -209,6 +209,15 @@ def _resident_mib(pair: Pair) -> dict[str, float]:
     """Return the resident memory of each server, which with Envoy is that of Envoy, too, as it is one process."""
     resident = {name: psutil.Process(served.pid).memory_info().rss for name, served in vars(pair).items()}
     return {name: round(size / _MEBIBYTE, 1) for name, size in resident.items()}
+
+
+def _settled_mib(pair: Pair) -> dict[str, float]:
+    """Return the least resident memory of each server while they give back what a round of attacks took."""
+    least, over = _resident_mib(pair), time.monotonic() + _SETTLE_SECONDS
+    while time.monotonic() < over:
+        time.sleep(_SAMPLE_SECONDS)
+        least = {name: min(least[name], size) for name, size in _resident_mib(pair).items()}
+    return least
 
 
 def _growth(seen: Sequence[float]) -> dict[str, Any]:
