@@ -138,5 +138,5 @@ def test_a_pass_does_the_same_with_many_checkpoints_as_with_few(
         done[-1] += [those.operations(change) for change in (lambda: None, those.add, those.damage, those.retry)]
     assert [each.looks for each in done[0]] == [each.looks for each in done[1]]
     for few, many in zip(*done, strict=True):  # Python 3.13 does not tell of each instruction that it has specialized
-        assert abs(few.instructions - many.instructions) < MANY - FEW, "at least one for each additional checkpoint"
+        assert abs(few.instructions - many.instructions) < 2 * (MANY - FEW), "a loop has three for each checkpoint"
     assert all(each.instructions > 0 and each.looks > 0 for each in done[0])
