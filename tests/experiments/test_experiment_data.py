@@ -1,4 +1,4 @@
-"""What an experiment's code gives instead of datasets is told in a sentence."""
+"""A mistake in the code of an experiment's data becomes a sentence."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from understudy.experiments import ExperimentError
 from understudy.experiments.digits import Digits
 from understudy.experiments.experiment_data import evaluation_data, slices_of, training_data
 
-BY_NAME = "a dictionary of datasets by name, such as {'test': dataset} was expected"
-SINGLE = "a tf.data.Dataset of single examples (x, y) was expected"
+BY_NAME = "expected a dictionary of datasets by name, such as {'test': dataset}"
+SINGLE = "expected a tf.data.Dataset of single examples (x, y)"
 
 
 class Giving(Digits):
@@ -76,7 +76,7 @@ def test_what_the_users_code_raises_is_told_with_its_line_and_not_that_of_a_libr
 def test_slices_that_are_no_texts_are_refused(given: Any) -> None:
     experiment = Digits()
     experiment.slices = given  # type: ignore[attr-defined]
-    sentence = f"digits: slices is {given!r}; a sequence of texts, such as ['label'] was expected"
+    sentence = f"digits: slices is {given!r}; expected a sequence of texts, such as ['label']"
     with pytest.raises(ExperimentError, match=f"^{re.escape(sentence)}$"):
         slices_of(experiment)
 

@@ -1,4 +1,4 @@
-"""Which line of a traceback a user is told of."""
+"""Which line of a traceback an error names."""
 
 from __future__ import annotations
 

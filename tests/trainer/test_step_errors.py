@@ -1,4 +1,4 @@
-"""What fails inside a step is told in a sentence: what TensorFlow said, the user's own line, and what helps."""
+"""An error inside a step becomes a sentence: what TensorFlow said, the user's own line, and what helps."""
 
 from __future__ import annotations
 

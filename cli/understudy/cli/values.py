@@ -114,7 +114,7 @@ class _FiniteNumber(click.types.FloatParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{number} is no finite number; to wait or keep for ever, give a large one.", param, ctx)
+            self.fail(f"{number} is no finite number; to wait or keep forever, give a large one.", param, ctx)
         return number
 
 

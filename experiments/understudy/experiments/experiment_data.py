@@ -29,10 +29,7 @@ def training_data(experiment: Experiment) -> TrainingData:
     from understudy.experiments.arrays import IndexedExamples
     from understudy.experiments.records import RecordExamples
 
-    try:
-        data = experiment.training_data()
-    except Exception as error:
-        raise error_of_code(experiment.name, "training_data()", error) from error
+    data: TrainingData = _returned(experiment, "training_data")
     if not isinstance(data, tf.data.Dataset | IndexedExamples | RecordExamples):
         raise _another(experiment, "training_data()", data, "a tf.data.Dataset of single examples (x, y)")
     return data
@@ -46,10 +43,7 @@ def evaluation_data(experiment: Experiment) -> Mapping[str, tf.data.Dataset]:
     """
     import tensorflow as tf
 
-    try:
-        datasets = experiment.evaluation_data()
-    except Exception as error:
-        raise error_of_code(experiment.name, "evaluation_data()", error) from error
+    datasets: Mapping[str, tf.data.Dataset] = _returned(experiment, "evaluation_data")
     by_name = "a dictionary of datasets by name, such as {'test': dataset}"
     if not isinstance(datasets, Mapping):
         raise _another(experiment, "evaluation_data()", datasets, by_name)
@@ -74,10 +68,17 @@ def slices_of(experiment: Experiment) -> tuple[str, ...]:
         return ()
     if not isinstance(slices, list | tuple) or not all(isinstance(text, str) for text in slices):
         raise ExperimentError(
-            f"{experiment.name}: slices is {slices!r}; a sequence of texts, such as ['label'] was expected"
+            f"{experiment.name}: slices is {slices!r}; expected a sequence of texts, such as ['label']"
         )
     return tuple(slices)
 
 
+def _returned(experiment: Experiment, method: str) -> Any:
+    try:
+        return getattr(experiment, method)()
+    except Exception as error:
+        raise error_of_code(experiment.name, f"{method}()", error) from error
+
+
 def _another(experiment: Experiment, what: str, found: Any, expected: str) -> ExperimentError:
-    return ExperimentError(f"{experiment.name}: {what} is of the type {type(found).__name__}; {expected} was expected")
+    return ExperimentError(f"{experiment.name}: {what} is of the type {type(found).__name__}; expected {expected}")

@@ -33,7 +33,7 @@ def error_of_code(experiment: str, doing: str, error: Exception) -> ExperimentEr
         error: The exception, which the caller makes the cause.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    is_told = isinstance(error, SyntaxError)  # its text has the line
-    place = "" if is_told else place_of((frame.filename, frame.lineno) for frame in frames)
+    says_line = isinstance(error, SyntaxError)
+    place = "" if says_line else place_of((frame.filename, frame.lineno) for frame in frames)
     said = _STYLES.sub("", str(error))
     return ExperimentError(f"{experiment}: {doing} raised {type(error).__name__}: {said}{place}")

@@ -28,7 +28,7 @@ class Place:
 
     Attributes:
         sequence: Its number.
-        recorded_at: When it was recorded, by which it is told from one that has its number in another ledger.
+        recorded_at: When it was recorded; an entry with its number in another ledger has another time.
     """
 
     sequence: int
