@@ -19,7 +19,7 @@ from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluation.evaluation_stream import EvaluationStream
 from understudy.evaluator.evaluation.servable_stream import OpenStreams
 from understudy.evaluator.evaluator_errors import CancelledError, InvalidInputError, StreamIdleError
-from understudy.evaluator.model.scorer import Scorer, ScoreState
+from understudy.evaluator.model.scorer import CheckedBatch, Labels, Scorer, ScoreState
 from understudy.evaluator.model.slot import Slot
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.serving.servable import Servable
@@ -217,16 +217,16 @@ class SlowScorer(Scorer):
         self.began = threading.Event()
         self.go = threading.Event()
 
-    def check(self, batch: Batch) -> int:
-        return batch.examples
+    def check(self, batch: Batch) -> CheckedBatch:
+        return CheckedBatch(batch=batch, labels=Labels(targets=batch.targets, weights={}), structure=())
 
-    def is_prepared(self, batch: Batch) -> bool:  # noqa: ARG002
+    def is_prepared(self, checked: CheckedBatch) -> bool:  # noqa: ARG002
         return True
 
     def update(
         self,
         state: ScoreState,
-        batch: Batch,  # noqa: ARG002
+        batch: Batch | CheckedBatch,  # noqa: ARG002
         *,
         between_pieces: Callable[[], None] = lambda: None,  # noqa: ARG002
         keep_outputs: bool = False,  # noqa: ARG002
@@ -300,7 +300,7 @@ def test_predict_gets_in_between_the_pieces_of_a_large_batch(
     go = threading.Event()
     engine.run(lambda: go.wait(TIMEOUT), examples=1)
     with open_stream() as stream:
-        stream._scorer.prepare(batch(*rows(0, 2)))
+        stream._scorer.prepare(stream._scorer.check(batch(*rows(0, 2))))
         original = engine.yield_to_predict
 
         def yield_to_predict() -> None:
@@ -324,7 +324,7 @@ def test_closing_stops_a_large_batch_between_two_pieces(
     open_stream: OpenStream, servable: Servable, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = open_stream()
-    stream._scorer.prepare(batch(*rows(0, 2)))
+    stream._scorer.prepare(stream._scorer.check(batch(*rows(0, 2))))
     pieces = []
 
     def yield_to_predict() -> None:

@@ -352,9 +352,8 @@ def test_top_k_is_computed_for_all_examples_at_once(make_slot: MakeSlot) -> None
     rng = np.random.default_rng(0)
     batches = [(_normal(rng, size, 5), rng.integers(0, 5, size)) for size in SIZES]
     check_parts(model, slot, batches)
-    program = slot.scorer((), increments=True).prepare(
-        Batch(inputs={"x": batches[0][0]}, targets={"targets": batches[0][1]})
-    )
+    scorer = slot.scorer((), increments=True)
+    program = scorer.prepare(scorer.check(Batch(inputs={"x": batches[0][0]}, targets={"targets": batches[0][1]})))
     assert program.increments is not None
     operations = {node.op for node in program.increments._add.function.graph.as_graph_def().node}
     assert not operations & {"While", "StatelessWhile"}

@@ -458,8 +458,9 @@ def test_a_program_is_traced_once_for_batches_of_any_size(make_slot: Callable[..
     state = scorer.start()
     for rows in (1, 7, 30):
         batch = Batch(inputs={"x": x[:rows]}, targets={"targets": y[:rows]})
-        assert scorer.is_prepared(batch) == (rows > 1)
-        state = scorer.update(state, batch)
+        checked = scorer.check(batch)
+        assert scorer.is_prepared(checked) == (rows > 1)
+        state = scorer.update(state, checked)
     assert slot.traces == 2
     assert slot.scorer() is scorer
 

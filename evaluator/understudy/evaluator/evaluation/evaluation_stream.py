@@ -17,8 +17,7 @@ from understudy.evaluator.evaluation.resample_memory import ResampleMemory
 from understudy.evaluator.evaluation.servable_stream import ServableStream
 from understudy.evaluator.evaluation.slices import Members
 from understudy.evaluator.evaluator_errors import InvalidInputError
-from understudy.evaluator.model.inputs import by_output
-from understudy.evaluator.model.scorer import Scorer, ScoreState
+from understudy.evaluator.model.scorer import CheckedBatch, Scorer, ScoreState
 from understudy.evaluator.serving.ranking import LOSS
 from understudy.evaluator.serving.servable import Handle
 from understudy.evaluator.types import Array, Arrays, Batch, EvaluationResult
@@ -77,7 +76,6 @@ class EvaluationStream(ServableStream):
                 raise InvalidInputError(*self._notes)
             self._options = BreakdownOptions()
         tasks = handle.slot.output_tasks
-        self._outputs = list(tasks)
         self._label_notes = LabelNotes(tasks)
         self._breakdown: Breakdown | None = None
         if not self._options.is_empty:
@@ -108,14 +106,14 @@ class EvaluationStream(ServableStream):
             DrainingError: The evaluator is shutting down.
             CancelledError: The stream was closed. If it was closed with a reason, that error is raised instead.
         """
-        examples = self._scorer.check(batch)
+        checked = self._scorer.check(batch)
         added = time.monotonic()
         return self._run(
-            lambda: self._score(batch, added),
-            examples=examples,
+            lambda: self._score(checked, added),
+            examples=batch.examples,
             deadline=deadline,
-            prepare=lambda: self._scorer.prepare(batch),
-            is_prepared=self._scorer.is_prepared(batch),
+            prepare=lambda: self._scorer.prepare(checked),
+            is_prepared=self._scorer.is_prepared(checked),
         )
 
     def stored(self) -> dict[str, Any] | None:
@@ -191,17 +189,17 @@ class EvaluationStream(ServableStream):
             undefined=undefined,
         )
 
-    def _score(self, batch: Batch, added: float) -> ExampleScores:
+    def _score(self, checked: CheckedBatch, added: float) -> ExampleScores:
         began = time.monotonic()
         state = self._scorer.update(
-            self._state, batch, between_pieces=self._between_pieces, keep_outputs=self._keep_outputs
+            self._state, checked, between_pieces=self._between_pieces, keep_outputs=self._keep_outputs
         )
-        self._label_notes.add(by_output(batch, self._outputs))
+        self._label_notes.add(checked.labels.targets)
         with self._lock:
             self._state = state
             self._waiting_seconds += began - added
             self._computing_seconds += time.monotonic() - began
-        return ExampleScores(state.example_losses, state.outputs, self._add_to_parts(batch, state), state.masks)
+        return ExampleScores(state.example_losses, state.outputs, self._add_to_parts(checked.batch, state), state.masks)
 
     def _add_to_parts(self, batch: Batch, state: ScoreState) -> Sequence[Members]:
         """Add a batch to the slices and resamples, and return the slices of its examples if outputs are requested."""

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
@@ -253,8 +254,8 @@ class StructuredCall:
             for place, leaf in zip(self._places, given, strict=True):
                 filled[place] = leaf
             result = python_function(*tf.nest.pack_sequence_as(specs, filled))
-            self._result = tf.nest.map_structure(lambda _: None, result)
-            return tf.nest.flatten(result)  # type: ignore[no-any-return]
+            self._result = keras.tree.map_structure(lambda _: None, result)
+            return keras.tree.flatten(result)  # type: ignore[no-any-return]
 
         traced = tf.function(of_leaves, autograph=False)
         self._call = DirectCall(traced.get_concrete_function(*(leaves[place] for place in self._places)), devices)
@@ -267,7 +268,8 @@ class StructuredCall:
     def __call__(self, *arguments: Any) -> Any:
         """Return the function's result for arguments that match the specifications."""
         leaves = tf.nest.flatten(arguments)
-        return tf.nest.pack_sequence_as(self._result, self._call(*(leaves[place] for place in self._places)))
+        results = self._call(*(leaves[place] for place in self._places))
+        return keras.tree.pack_sequence_as(self._result, results)  # an eighth of the time of tf.nest's
 
 
 class ForwardPass:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.keras_signature import ModelInterface
+from understudy.checkpoints.signature import TensorSpec
 from understudy.compat.error_texts import first_line
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.model.forward import tensor_spec
@@ -30,8 +31,23 @@ _TEXT = "OSU"
 MAX_COMPARISONS = 2**24
 """The limit for comparisons of a batch's elements with listed thresholds: Keras builds an array of all pairs."""
 
-Structure = tuple[Any, ...]
-"""The key of a program: batches with different structures need different programs."""
+_BATCH_AXIS = frozenset({0})
+
+
+class _LabelForm(NamedTuple):
+    """The dtype and the shape of targets or weights; a length of None is any."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    def __str__(self) -> str:
+        lengths = ("any" if length is None else str(length) for length in self.shape[1:])
+        return f"{self.name}: {self.dtype}[{', '.join(('examples', *lengths))}]"
+
+
+Structure = tuple[tuple[_LabelForm, ...], ...]
+"""The forms of a batch's targets and weights, the key of its program: others need another program."""
 ProgramBuilder = Callable[[ScoringData], ScoringProgram]
 
 
@@ -98,6 +114,37 @@ class ScoreState:
         return "" if self.program is None else self.program.without_example_losses
 
 
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """Targets by the names of outputs, and weights by the names of outputs or for all, as arrays or specifications."""
+
+    targets: Mapping[str, Any]
+    weights: Mapping[str, Any]
+
+    def shown(self) -> str:
+        """Return the names, dtypes and shapes of the arrays, for a message."""
+        targets, weights = (
+            {name: f"{dtype_name(array)}{list(array.shape)}" for name, array in arrays.items()}
+            for arrays in (self.targets, self.weights)
+        )
+        return f"targets: {targets or 'none'}" + (f"; sample weights: {weights}" if weights else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedBatch:
+    """A batch that fits a model, and what its score needs to know of it. Made by `Scorer.check`.
+
+    Attributes:
+        batch: The batch.
+        labels: Its targets and weights by output.
+        structure: The key of the program that it needs.
+    """
+
+    batch: Batch
+    labels: Labels
+    structure: Structure
+
+
 class Scorer:
     """Computes the loss and metrics of streams of batches exactly as one device would. Thread-safe.
 
@@ -129,32 +176,34 @@ class Scorer:
         self._build = build
         self._lock = threading.Lock()
         self._programs: OrderedDict[Structure, ScoringProgram] = OrderedDict()
+        self._open_axes = _open_axes(interface.outputs.specs)
 
     def start(self) -> ScoreState:
         """Return the state of a new stream."""
         return ScoreState()
 
-    def check(self, batch: Batch) -> int:
-        """Return the number of examples; raise InvalidInputError if the batch does not fit the model."""
+    def check(self, batch: Batch) -> CheckedBatch:
+        """Return the batch for the other methods; raise InvalidInputError if it does not fit the model."""
         examples = check_batch(batch, self._interface.inputs.specs, self._interface.outputs.specs)
         self._check_comparisons(batch, examples)
-        return examples
+        labels = self._labels(batch)
+        structure = (self._forms(labels.targets), self._forms(labels.weights))
+        return CheckedBatch(batch=batch, labels=labels, structure=structure)
 
-    def is_prepared(self, batch: Batch) -> bool:
+    def is_prepared(self, checked: CheckedBatch) -> bool:
         """Whether `update` would run without tracing on a batch like this."""
-        return self._structure(self._labels(batch)) in self._programs
+        return checked.structure in self._programs
 
-    def prepare(self, batch: Batch) -> ScoringProgram:
+    def prepare(self, checked: CheckedBatch) -> ScoringProgram:
         """Return the program for batches like this one, tracing it if there is none yet.
 
         Raises:
             InvalidInputError: The targets or weights do not fit the model's loss and metrics.
         """
-        labels = self._labels(batch)
-        structure = self._structure(labels)
+        structure = checked.structure
         with self._lock:
             if structure not in self._programs:
-                self._programs[structure] = self._trace(labels)
+                self._programs[structure] = self._trace(checked)
             if len(self._programs) > _MAX_PROGRAMS:
                 self._programs.popitem(last=False)
             return self._programs[structure]
@@ -162,7 +211,7 @@ class Scorer:
     def update(
         self,
         state: ScoreState,
-        batch: Batch,
+        batch: Batch | CheckedBatch,
         *,
         between_pieces: Callable[[], None] = lambda: None,
         keep_outputs: bool = False,
@@ -171,7 +220,7 @@ class Scorer:
 
         Args:
             state: The result of `start` or of the last `update`.
-            batch: Examples to score.
+            batch: Examples to score; what `check` returned is not checked again.
             between_pieces: Called between the pieces of a large batch.
             keep_outputs: Whether the new state holds the outputs of the batch.
 
@@ -179,15 +228,14 @@ class Scorer:
             InvalidInputError: The batch does not fit the model, holds an id or a class that does not exist, or differs
                 in structure from the previous ones.
         """
-        examples = self.check(batch)
-        labels = self._labels(batch)
-        structure = self._structure(labels)
+        checked = batch if isinstance(batch, CheckedBatch) else self.check(batch)
+        batch, labels, structure = checked.batch, checked.labels, checked.structure
         if state.structure not in {(), structure}:
             raise InvalidInputError(
                 "the batches of one stream must have targets and sample weights of the same kind; "
                 f"the first had {_kind(state.structure)}, this one has {_kind(structure)}"
             )
-        program = state.program or self._programs.get(structure) or self.prepare(batch)
+        program = state.program or self._programs.get(structure) or self.prepare(checked)
         check_values("input", batch.inputs, self._input_ranges)
         text = [name for name, array in labels.targets.items() if array.dtype.kind in _TEXT]
         numbers = {name: array for name, array in labels.targets.items() if name not in text}
@@ -217,7 +265,7 @@ class Scorer:
             program=program,
             structure=structure,
             values=values,
-            examples=state.examples + examples,
+            examples=state.examples + batch.examples,
             batches=state.batches + 1,
             example_losses=example_losses,
             outputs={name: np.asarray(output) for name, output in outputs.items()} if keep_outputs else {},
@@ -269,16 +317,16 @@ class Scorer:
                 "comparisons are made at once: send smaller batches or fewer thresholds"
             )
 
-    def _trace(self, labels: _Labels) -> ScoringProgram:
+    def _trace(self, checked: CheckedBatch) -> ScoringProgram:
         inputs = {spec.name: tensor_spec(spec) for spec in self._interface.inputs.specs}
-        specs = _Labels(targets=self._specs(labels.targets), weights=self._specs(labels.weights))
+        targets, weights = map(_specs, checked.structure)
         outputs, masks = self._forward.output_specs if self._forward else ({}, {})
         try:
-            return self._build(self._data(inputs, specs, outputs, masks))
+            return self._build(self._data(inputs, Labels(targets=targets, weights=weights), outputs, masks))
         except UNFIT as error:
-            raise InvalidInputError(self._unfit(labels, first_line(error))) from error
+            raise InvalidInputError(self._unfit(checked.labels, first_line(error))) from error
 
-    def _unfit(self, labels: _Labels, why: str) -> str:
+    def _unfit(self, labels: Labels, why: str) -> str:
         missing = [name for name in self._interface.outputs.names if name not in labels.targets]
         of_missing = ", ".join(map(repr, missing))
         if not labels.targets:
@@ -290,7 +338,7 @@ class Scorer:
         without = f"; there are none of {of_missing}" if missing else ""
         return f"the targets do not fit the model's loss and metrics: {why} ({labels.shown()}{without})"
 
-    def _labels(self, batch: Batch) -> _Labels:
+    def _labels(self, batch: Batch) -> Labels:
         """Key targets by outputs, and give every output a weight if one output has its own."""
         names = self._interface.outputs.names
         targets = {names[0] if name == ALL_TARGETS else name: array for name, array in batch.targets.items()}
@@ -299,9 +347,9 @@ class Scorer:
             weights = {ALL_WEIGHTS: weights[names[0]]}
         elif weights and ALL_WEIGHTS not in weights:
             weights = {name: weights.get(name, np.ones(batch.examples, np.float32)) for name in names}
-        return _Labels(targets=targets, weights=weights)
+        return Labels(targets=targets, weights=weights)
 
-    def _target_ranges(self, program: ScoringProgram, labels: _Labels) -> dict[str, ValueRange]:
+    def _target_ranges(self, program: ScoringProgram, labels: Labels) -> dict[str, ValueRange]:
         """Return the ranges of targets by the names of the outputs they belong to."""
         if not any(program.target_ranges):
             return {}
@@ -309,22 +357,17 @@ class Scorer:
         present = [name for name in names if name is not None]
         return {name: found for name, found in zip(present, program.target_ranges, strict=True) if found is not None}
 
-    def _structure(self, labels: _Labels) -> Structure:
-        """Return the key of the program that a batch needs."""
-        return (_ordered(self._specs(labels.targets)), _ordered(self._specs(labels.weights)))
+    def _forms(self, arrays: Arrays) -> tuple[_LabelForm, ...]:
+        """Return the forms of labels in the order of their names: the batch axis and open axes have any length."""
+        return tuple(self._form(name, arrays[name]) for name in sorted(arrays))
 
-    def _specs(self, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        return {name: self._label_spec(name, array) for name, array in arrays.items()}
-
-    def _label_spec(self, name: str, array: Array) -> Any:
-        """Return the specification of labels; the batch axis and the output's open axes have any length."""
-        output = next((spec for spec in self._interface.outputs.specs if name in {spec.name, ALL_WEIGHTS}), None)
-        open_axes = {0} | {axis for axis, length in enumerate(output.shape if output else ()) if length is None}
+    def _form(self, name: str, array: Array) -> _LabelForm:
+        open_axes = self._open_axes.get(name, _BATCH_AXIS)
         shape = tuple(None if axis in open_axes else length for axis, length in enumerate(array.shape))
-        return tf.TensorSpec(shape, tf.as_dtype(dtype_name(array)))
+        return _LabelForm(name, dtype_name(array), shape)
 
     def _data(
-        self, inputs: Mapping[str, Any], labels: _Labels, outputs: Mapping[str, Any], masks: Mapping[str, Any]
+        self, inputs: Mapping[str, Any], labels: Labels, outputs: Mapping[str, Any], masks: Mapping[str, Any]
     ) -> ScoringData:
         return ScoringData(
             inputs=self._interface.inputs.unflatten(inputs),
@@ -342,34 +385,21 @@ class Scorer:
         return alone(self._interface.outputs.unflatten(complete))
 
 
-def _ordered(specs: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(sorted((name, spec.dtype.name, tuple(spec.shape)) for name, spec in specs.items()))
+def _open_axes(outputs: Sequence[TensorSpec]) -> dict[str, frozenset[int]]:
+    """Return the axes of any length by the names of labels; weights for all outputs are like the first."""
+    axes = {
+        spec.name: _BATCH_AXIS.union(i for i, length in enumerate(spec.shape) if length is None) for spec in outputs
+    }
+    return {**axes, ALL_WEIGHTS: next(iter(axes.values()), _BATCH_AXIS)}
+
+
+def _specs(forms: Iterable[_LabelForm]) -> dict[str, Any]:
+    return {form.name: tf.TensorSpec(form.shape, tf.as_dtype(form.dtype)) for form in forms}
 
 
 def _kind(structure: Structure) -> str:
     """Describe the targets and sample weights of a batch."""
     return " and ".join(
-        f"{what} {', '.join(_form(*form) for form in forms) or 'none'}"
+        f"{what} {', '.join(map(str, forms)) or 'none'}"
         for what, forms in zip(("targets", "sample weights"), structure, strict=True)
     )
-
-
-def _form(name: str, dtype: str, shape: tuple[int | None, ...]) -> str:
-    lengths = ("any" if length is None else str(length) for length in shape[1:])
-    return f"{name}: {dtype}[{', '.join(('examples', *lengths))}]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Labels:
-    """Targets by the names of outputs, and weights by the names of outputs or for all, as arrays or specifications."""
-
-    targets: Mapping[str, Any]
-    weights: Mapping[str, Any]
-
-    def shown(self) -> str:
-        """Return the names, dtypes and shapes of the arrays, for a message."""
-        targets, weights = (
-            {name: f"{dtype_name(array)}{list(array.shape)}" for name, array in arrays.items()}
-            for arrays in (self.targets, self.weights)
-        )
-        return f"targets: {targets or 'none'}" + (f"; sample weights: {weights}" if weights else "")

@@ -55,7 +55,7 @@ _T = TypeVar("_T")
 MIN_PING_SECONDS = 10
 """How often a client may ping an idle connection. gRPC's default of 300 s would disconnect watches that do."""
 
-STREAM_WINDOW_BYTES = 1 << 18
+STREAM_WINDOW_BYTES = 1 << 20
 """How much of a stream gRPC's core reads ahead, beside the message that is being read, for which it makes room."""
 
 SERVERS = 8
