@@ -211,7 +211,7 @@ def test_the_version_of_the_most_silent_streams_gives_its_slot_up(
 
 
 class SlowScorer(Scorer):
-    """Takes as long to score a batch as it is told to."""
+    """Takes as long to score a batch as the test lets it."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
