@@ -94,6 +94,16 @@ def test_calls_whose_changes_are_undone_take_back_none_of_another_thread(tmp_pat
     assert calls() == first + 2
 
 
+def test_a_version_begins_with_the_variables_of_its_checkpoint_and_keeps_them_in_warm_ups(tmp_path: Path) -> None:
+    tf.saved_model.save(module := Counting(), str(tmp_path / "1"), signatures={"serving_default": module.call})
+    slot = slot_of(tf.distribute.MirroredStrategy(["CPU:0"]), tmp_path / "1")
+    slot.warm_up()
+    for number in range(1, 4):
+        np.testing.assert_array_equal(slot.forward({"x": np.zeros((1, 3), np.float32)})["y"], [[number] * 3])
+        slot.warm_up()
+        slot.try_out()
+
+
 def test_a_saved_model_whose_examples_depend_on_each_other_is_scored_whole(strategy: Any, tmp_path: Path) -> None:
     slot = slot_of(strategy, save(Scaled(2.0, centred=True), tmp_path / "1"))
     assert "scored whole on one replica" in slot.notes[0]

@@ -100,8 +100,9 @@ class Slot:
             specs = self._interface.inputs.specs
             check = _InputCheck(specs)
             self.check_inputs, self.check_forms = check.examples_of, check.examples_of_forms
-            self._probe = Probe(self._outputs, specs, self._pass.input_ranges)
-            coupled = self._probe.examples_depend_on_each_other(replicas=self.replicas)
+            with self.keeping_variables():
+                self._probe = Probe(self._outputs, specs, self._pass.input_ranges)
+                coupled = self._probe.examples_depend_on_each_other(replicas=self.replicas)
         self._compilation = Compilation(self._model, self._interface, self._compile_config)
         self._scorers = Scorers(
             self._model,
@@ -226,11 +227,15 @@ class Slot:
         function, they are all the sizes of its calls, the largest first, which determines the memory that is needed.
 
         A function that was warmed up before only runs one example: new weights need no new warm-up, which would
-        compete with requests for the cores.
+        compete with requests for the cores. The variables are as before at the end.
 
         Raises:
             LoadError: The model fails to run.
         """
+        with self.keeping_variables():
+            self._warm_up()
+
+    def _warm_up(self) -> None:
         if self._pass.limits.restore():
             self._warm = None
         if self._warm is self._pass:
@@ -276,11 +281,12 @@ class Slot:
         return self._constants.note
 
     def try_out(self) -> None:
-        """Run one generated example on every replica; raise the runtime's errors."""
-        if isinstance(self._pass, ReplicaForward):
-            self._pass.run_on_each(self._probe.example(1))
-        else:
-            self.forward(self._probe.example(self.replicas))
+        """Run one generated example on every replica, and keep the variables; raise the runtime's errors."""
+        with self.keeping_variables():
+            if isinstance(self._pass, ReplicaForward):
+                self._pass.run_on_each(self._probe.example(1))
+            else:
+                self.forward(self._probe.example(self.replicas))
 
     def generated_inputs(self, examples: int) -> Arrays:
         """Return inputs on which the model ran, ``[examples, ...]``, the same each time."""
