@@ -16,6 +16,7 @@ from understudy.checkpoints import (
     CheckpointGoneError,
     DamagedCheckpointError,
     FolderSource,
+    LocationGoneError,
     UnsupportedFormatError,
     open_local_checkpoint,
     stable_copy,
@@ -160,6 +161,19 @@ def test_a_deleted_file_is_gone(folder: Path, tmp_path: Path, source: FolderSour
     assert staged(tmp_path) == []
     with pytest.raises(CheckpointGoneError):
         checkpoint.fetch(tmp_path / "pinned" / "10")
+
+
+def test_a_file_that_is_gone_with_its_folder_is_not_taken_for_a_deleted_one(
+    folder: Path, tmp_path: Path, source: FolderSource, write_keras: WriteKeras
+) -> None:
+    write_keras(folder / "model.keras", iterations=10)
+    (checkpoint,) = polled(source)
+    checkpoint.fetch(tmp_path / "pinned" / "one")
+    folder.rename(tmp_path / "away")
+    with pytest.raises(LocationGoneError, match="is gone; waiting for it to return"):
+        checkpoint.fetch(tmp_path / "pinned" / "two")
+    (tmp_path / "away").rename(folder)
+    assert checkpoint.fetch(tmp_path / "pinned" / "two").step == 10
 
 
 def test_the_same_model_in_two_files_is_one_checkpoint(

@@ -21,6 +21,7 @@ from understudy.checkpoints import (
     CheckpointGoneError,
     CheckpointPublisher,
     DamagedCheckpointError,
+    LocationGoneError,
     RunDir,
     RunSource,
     UnsupportedFormatError,
@@ -31,7 +32,8 @@ from understudy.checkpoints import manifest as manifest_module
 from understudy.checkpoints.fs import link_or_copy, read_within, remove_folder
 from understudy.checkpoints.layout import MANIFEST_FILE
 from understudy.checkpoints.manifest import describe_file, encode_manifest, read_manifest, verify_files
-from understudy.checkpoints.run_listing import RunListing
+from understudy.checkpoints.run_listing import FolderChanges, RunListing
+from understudy.checkpoints.source import PublishedCheckpoint
 
 from .conftest import Publish
 
@@ -213,6 +215,32 @@ def test_a_checkpoint_deleted_before_it_is_taken_is_gone(run: RunDir, publish: P
     with pytest.raises(CheckpointGoneError, match="deleted before it could be fetched"):
         checkpoint.fetch(run.leases / "000000000001")
     assert list(run.leases.iterdir()) == []
+
+
+def test_a_checkpoint_that_is_gone_with_all_others_is_not_taken_for_a_deleted_one(
+    run: RunDir, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(1)
+    source = RunSource(run)
+    (checkpoint,) = polled(source)
+    run.checkpoints.rename(away := run.root / "away")
+    with pytest.raises(LocationGoneError, match="checkpoints is gone; waiting for it to return"):
+        checkpoint.fetch(run.root.parent / "leases" / "1")
+    away.rename(run.checkpoints)
+    publish(2)
+    listed = RunListing.changes
+
+    def gone_once_it_is_listed(listing: RunListing) -> FolderChanges:
+        changes = listed(listing)
+        run.checkpoints.rename(away)
+        return changes
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunListing, "changes", gone_once_it_is_listed)
+        with pytest.raises(LocationGoneError):
+            source.poll()
+    away.rename(run.checkpoints)
+    assert [type(each) for each in polled(source)] == [PublishedCheckpoint] * 2
 
 
 def test_a_checkpoint_deleted_while_it_is_taken_is_whole_or_gone(run: RunDir, publish: Publish) -> None:

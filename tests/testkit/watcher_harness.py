@@ -129,10 +129,12 @@ class WatcherHarness:
 
     def reconcile(self) -> None:
         """Look once, and wait for what that put under way."""
-        self.look()
-        promoting = self.controller._under_way
-        if promoting is not None:
-            promoting.exception(WAIT_SECONDS)
+        try:
+            self.look()
+        finally:
+            promoting = self.controller._under_way
+            if promoting is not None:
+                promoting.exception(WAIT_SECONDS)
 
     def look(self) -> None:
         self.watcher._reconcile()

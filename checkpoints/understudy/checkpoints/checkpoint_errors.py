@@ -11,11 +11,14 @@ CheckpointError
 └── LockHeldError              another process uses this folder
 
 OSError
+├── LocationGoneError          the folder of all checkpoints is gone, which says nothing about a checkpoint
 └── RemoteStorageError         remote storage does not answer, which says nothing about a checkpoint
     └── StorageRefusalError    it refuses: there is no such bucket, or these credentials may not use it
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 
 class CheckpointError(Exception):
@@ -54,9 +57,25 @@ class LockHeldError(CheckpointError):
     """Another process holds the lock of a folder. The text names its process id if known."""
 
 
+class LocationGoneError(FileNotFoundError):
+    """The folder of all checkpoints is gone, like a mount that is lost. It says nothing about a checkpoint: try later.
+
+    Args:
+        folder: The folder that had checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder} is gone; waiting for it to return")
+
+
 class RemoteStorageError(OSError):
     """Remote storage does not answer, or not as expected. It says nothing about a checkpoint: try again later."""
 
 
 class StorageRefusalError(RemoteStorageError):
     """Remote storage refuses, until an operator mends it. The text names the place and the remedy."""
+
+
+def gone_error(text: str, *, folder: Path) -> CheckpointGoneError | LocationGoneError:
+    """Return the error for a checkpoint that is gone: alone, with this text, or with the folder of all of them."""
+    return CheckpointGoneError(text) if folder.exists() else LocationGoneError(folder)

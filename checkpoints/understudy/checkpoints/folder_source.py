@@ -22,12 +22,13 @@ from understudy.checkpoints.checkpoint_errors import (
     CheckpointError,
     CheckpointGoneError,
     DamagedCheckpointError,
+    LocationGoneError,
     UnsupportedFormatError,
     UntrustedCheckpointError,
 )
 from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
 from understudy.checkpoints.formats import FORMATS, Content, unread_reason
-from understudy.checkpoints.found_checkpoints import FoundCheckpoints, gone_as_a_whole, not_there_yet
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints, not_there_yet
 from understudy.checkpoints.layout import MAX_STEP
 from understudy.checkpoints.pauses import doubling_pause
 from understudy.checkpoints.signing import AcceptedKeys
@@ -239,7 +240,7 @@ class FolderSource:
             by_format = {format_: [*format_.find(self._directory)] for format_ in FORMATS}
         except FileNotFoundError:
             if self._files:
-                raise FileNotFoundError(gone_as_a_whole(self._directory)) from None
+                raise LocationGoneError(self._directory) from None
             self._is_missing = True
             return []
         self._is_missing = False

@@ -8,11 +8,6 @@ from pathlib import Path
 from understudy.checkpoints.source import Changes, Checkpoint
 
 
-def gone_as_a_whole(folder: Path) -> str:
-    """Return what to say when a folder is gone in which there were checkpoints."""
-    return f"{folder} is gone; waiting for it to return"
-
-
 def not_there_yet(folder: Path | str) -> str:
     """Return what to say about a folder of checkpoints that does not exist."""
     return f"there is no folder {folder} yet; if nothing is to create it, the path is mistyped"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
-from understudy.checkpoints.found_checkpoints import gone_as_a_whole
+from understudy.checkpoints.checkpoint_errors import LocationGoneError
 from understudy.checkpoints.layout import MAX_STEP, RunDir, parse_number
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class RunListing:
         except FileNotFoundError:
             if not self._folders:
                 return nullcontext(iter(()))
-            raise FileNotFoundError(gone_as_a_whole(self._run.checkpoints)) from None
+            raise LocationGoneError(self._run.checkpoints) from None
 
     def forget(self, step: int) -> None:
         """Have the next call of `changes` return a folder again if it is there."""

@@ -16,6 +16,7 @@ from understudy.checkpoints.checkpoint_errors import (
     CheckpointError,
     CheckpointGoneError,
     DamagedCheckpointError,
+    LocationGoneError,
     UntrustedCheckpointError,
 )
 from understudy.checkpoints.found_checkpoints import FoundCheckpoints, not_there_yet
@@ -148,12 +149,19 @@ class RunSource:
         try:
             for step in sorted((*unread, *again)):
                 if not self._read(step, self._folders[step]):
+                    self._check_location()
                     self._note_gone(step)
                     self._have_listed_again(step)
                 self._unread.discard(step)
                 self._note(step)
         finally:
             self._add_unread(unread & self._unread)
+
+    def _check_location(self) -> None:
+        """Raise LocationGoneError if the folder of all checkpoints is gone."""
+        if not self._run.checkpoints.exists():
+            self._listing = self._listing and self._listing.expired()
+            raise LocationGoneError(self._run.checkpoints)
 
     def _add_unread(self, steps: Iterable[int]) -> None:
         for step in steps:

@@ -14,6 +14,7 @@ from understudy.checkpoints.checkpoint_errors import (
     CheckpointGoneError,
     DamagedCheckpointError,
     UntrustedCheckpointError,
+    gone_error,
 )
 from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.fs import link_or_copy
@@ -79,6 +80,7 @@ class Checkpoint(Protocol):
             UntrustedCheckpointError: It is not signed as required.
             UnsupportedFormatError: Another version wrote it.
             CheckpointGoneError: Its writer has deleted or overwritten it.
+            LocationGoneError: It is gone with all others.
             OSError: Its files could not be read, or the private folder could not be written.
         """
 
@@ -114,7 +116,8 @@ class CheckpointSource(Protocol):
 
         Raises:
             UnsupportedFormatError: The location holds only unsupported formats.
-            OSError: The location could not be read, or is gone with all checkpoints, like a mount that is lost.
+            LocationGoneError: The location is gone with all checkpoints, like a mount that is lost.
+            OSError: The location could not be read.
         """
 
     def peek(self) -> object:
@@ -184,7 +187,7 @@ class PublishedCheckpoint:
         try:
             take(MANIFEST_FILE)
         except FileNotFoundError as error:
-            raise CheckpointGoneError(gone) from error
+            raise gone_error(gone, folder=self.directory.parent) from error
         if self.accepted is not None:
             for signature in (SIGNATURE_FILE, *([INNER_NAME] if self.is_private else [])):
                 with contextlib.suppress(FileNotFoundError):
@@ -199,7 +202,7 @@ class PublishedCheckpoint:
                 self._take_listed(entry, folder)
             except FileNotFoundError as error:
                 if not (self.directory / MANIFEST_FILE).exists():
-                    raise CheckpointGoneError(gone) from error
+                    raise gone_error(gone, folder=self.directory.parent) from error
                 raise DamagedCheckpointError(f"{self.directory / path} is missing, its manifest lists it") from error
             except FileExistsError as error:
                 raise DamagedCheckpointError(f"{self.directory}: its manifest lists {path} twice") from error

@@ -10,6 +10,7 @@ from understudy.checkpoints.checkpoint_errors import (
     CheckpointGoneError,
     DamagedCheckpointError,
     UntrustedCheckpointError,
+    gone_error,
 )
 from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.foreign import ForeignFiles, WholeCopy
@@ -109,7 +110,7 @@ class ForeignCheckpoint:
         try:
             whole = self.origin.copy_into(folder)
         except (FileNotFoundError, FileChangedError, DamagedCheckpointError, UntrustedCheckpointError) as error:
-            raise CheckpointGoneError(gone) from error
+            raise gone_error(gone, folder=self.origin.root) from error
         if whole.content.digest != self.digest:
             raise CheckpointGoneError(gone)
 

@@ -40,7 +40,7 @@ import heapq
 import re
 from collections.abc import Collection, Iterator
 
-from understudy.checkpoints.checkpoint_errors import CheckpointError, RemoteStorageError
+from understudy.checkpoints.checkpoint_errors import CheckpointError, LocationGoneError, RemoteStorageError
 
 
 class EvaluatorError(Exception):
@@ -225,7 +225,7 @@ def without_frames(error: Exception) -> Exception:
 def _by_kind(error: BaseException) -> Resource | None:
     if isinstance(error, MemoryError | OutOfResourcesError):
         return Resource.MEMORY
-    if isinstance(error, RemoteStorageError):
+    if isinstance(error, LocationGoneError | RemoteStorageError):
         return Resource.OTHER
     if isinstance(error, OSError) and error.errno in _MEMORY_ERRNOS | _OTHER_ERRNOS:
         return Resource.MEMORY if error.errno in _MEMORY_ERRNOS else Resource.OTHER

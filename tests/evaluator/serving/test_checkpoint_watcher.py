@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -61,13 +63,32 @@ def test_a_run_folder_that_is_gone_for_a_while_settles_nothing(
     harness.lifecycle.publish(10, 20)
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint_watcher, "_PASS_SECONDS", -1.0)  # no time to lease any
-        harness.look()
+        harness.reconcile()
     assert not (harness.lifecycle.run.leases / step_name(10)).exists()
     run = harness.lifecycle.run.checkpoints
     away = run.rename(run.with_name("away"))
     with pytest.raises(FileNotFoundError, match="is gone"):
         harness.look()
     away.rename(run)
+    harness.reconcile()
+    assert [harness.evaluate_next(loss=1.0) for _ in range(2)] == [10, 20]
+    assert harness.entries() == [(10, SCORED), (20, SCORED)]
+
+
+@pytest.mark.parametrize("away", ["checkpoints", "leases"])
+def test_what_is_to_be_loaded_while_a_folder_is_gone_is_loaded_and_scored_later(
+    harness: WatcherHarness, away: str
+) -> None:
+    lifecycle = harness.lifecycle
+    lifecycle.publish(10, 20)
+    folder: Path = getattr(lifecycle.run, away)
+    kept = folder.rename(folder.with_name("away"))
+    for _ in range(5):
+        with contextlib.suppress(FileNotFoundError):
+            harness.reconcile()
+        assert "is gone; waiting for it to return" in lifecycle.status(20).error
+        lifecycle.clock.now += 60
+    kept.rename(folder)
     harness.reconcile()
     assert [harness.evaluate_next(loss=1.0) for _ in range(2)] == [10, 20]
     assert harness.entries() == [(10, SCORED), (20, SCORED)]

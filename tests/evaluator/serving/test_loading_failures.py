@@ -99,7 +99,7 @@ def test_with_memory_for_one_the_new_checkpoint_waits_and_is_never_given_up(
     key = next(info.key for info in lifecycle.store.checkpoints() if info.step == 2)
 
     for _ in range(5):
-        with pytest.raises(OutOfResourcesError, match="step 2 waits until the machine has room for it"):
+        with pytest.raises(OutOfResourcesError, match="step 2 is to be loaded later"):
             lifecycle.promote(2)
         assert not lifecycle.quarantine.admits(key)
         lifecycle.clock.now += 60

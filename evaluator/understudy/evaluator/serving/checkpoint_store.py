@@ -12,7 +12,12 @@ from typing import BinaryIO, Self
 
 from sortedcontainers import SortedDict, SortedSet
 
-from understudy.checkpoints.checkpoint_errors import CheckpointError, CheckpointGoneError, DamagedCheckpointError
+from understudy.checkpoints.checkpoint_errors import (
+    CheckpointError,
+    CheckpointGoneError,
+    DamagedCheckpointError,
+    LocationGoneError,
+)
 from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.fs import open_within, remove_folder, sweep
 from understudy.checkpoints.layout import MANIFEST_FILE, parse_step, step_name
@@ -275,8 +280,9 @@ class CheckpointStore:
 
     def _fetch(self, item: _Item) -> LocalCheckpoint:
         folder = self._folder(item.info.step)
+        if not self._directory.exists():  # it is not made again: the folder around it is being deleted, too
+            raise LocationGoneError(self._directory)
         if item.offered is not None:
-            self._directory.stat()  # one that was deleted is not made again: the folder around it is being deleted, too
             return item.offered.fetch(folder, verify=False)
         try:
             return open_local_checkpoint(folder, verify=False, accepted=self._accepted)

@@ -99,7 +99,7 @@ class VersionStateMonitor:
         It is tried again later, and the attempt does not count.
         """
         wrapped = _as_evaluator_error(info.step, error)
-        reason = OutOfResourcesError(f"step {info.step} waits until the machine has room for it: {wrapped}")
+        reason = OutOfResourcesError(f"step {info.step} is to be loaded later, as the machine cannot now: {wrapped}")
         failure = self._quarantine.postpone(info.key, str(reason))
         self._set(info.step, VersionState.START, error=failure.reason)
         self._observer.checkpoint_loaded("postponed", seconds=seconds)
