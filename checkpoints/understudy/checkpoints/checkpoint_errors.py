@@ -18,7 +18,18 @@ OSError
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Final
+
+MACHINE_ERRNOS: Final = frozenset(
+    {
+        *(errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE),
+        *(errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+    }
+)
+"""The numbers of an `OSError` that say nothing about a file: a limit, a full or failing disk, or a lost mount."""
 
 
 class CheckpointError(Exception):

@@ -40,7 +40,12 @@ import heapq
 import re
 from collections.abc import Collection, Iterator
 
-from understudy.checkpoints.checkpoint_errors import CheckpointError, LocationGoneError, RemoteStorageError
+from understudy.checkpoints.checkpoint_errors import (
+    MACHINE_ERRNOS,
+    CheckpointError,
+    LocationGoneError,
+    RemoteStorageError,
+)
 
 
 class EvaluatorError(Exception):
@@ -89,7 +94,7 @@ class OverloadedError(EvaluatorError):
 
 
 class OutOfResourcesError(EvaluatorError):
-    """The machine currently lacks memory, file descriptors or disk space. A retry may succeed later."""
+    """The machine lacks memory, file descriptors, disk space or a disk that works. A retry may succeed later."""
 
 
 class DeadlineExceededError(EvaluatorError):
@@ -159,9 +164,9 @@ class TrialError(Exception):
 _MOST_NAMED_STEPS = 10
 
 _MEMORY_ERRNOS = {errno.ENOMEM}
-_OTHER_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 _OTHER_TEXT = re.compile(
-    r"no space left on device|disk quota exceeded|too many open files|input/output error|stale (NFS )?file handle",
+    r"no space left on device|disk quota exceeded|too many open files|input/output error|stale (NFS )?file handle|"
+    r"read-only file system|transport endpoint is not connected|host is down|no route to host",
     re.IGNORECASE,
 )
 _MEMORY_TEXT = re.compile(
@@ -227,7 +232,7 @@ def _by_kind(error: BaseException) -> Resource | None:
         return Resource.MEMORY
     if isinstance(error, LocationGoneError | RemoteStorageError):
         return Resource.OTHER
-    if isinstance(error, OSError) and error.errno in _MEMORY_ERRNOS | _OTHER_ERRNOS:
+    if isinstance(error, OSError) and error.errno in _MEMORY_ERRNOS | MACHINE_ERRNOS:
         return Resource.MEMORY if error.errno in _MEMORY_ERRNOS else Resource.OTHER
     return None
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError
+from understudy.checkpoints.checkpoint_errors import DamagedCheckpointError, LocationGoneError
 from understudy.evaluator.evaluator_errors import (
     InvalidInputError,
     LoadError,
@@ -255,7 +255,13 @@ def wrapped(error: Exception) -> Exception:
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), Resource.OTHER),
         (OSError(errno.EIO, os.strerror(errno.EIO)), Resource.OTHER),
         (OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)), Resource.OTHER),
+        (OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN)), Resource.OTHER),
+        (OSError(errno.EHOSTDOWN, os.strerror(errno.EHOSTDOWN)), Resource.OTHER),
+        (OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)), Resource.OTHER),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS)), Resource.OTHER),
+        (LocationGoneError(Path("checkpoints")), Resource.OTHER),
         (OSError(errno.ENOENT, os.strerror(errno.ENOENT)), None),
+        (tensorflow_says(tf.errors.UnknownError, "x.index; Transport endpoint is not connected"), Resource.OTHER),
         (tensorflow_says(tf.errors.ResourceExhaustedError, "OOM when allocating tensor"), Resource.MEMORY),
         (tensorflow_says(tf.errors.ResourceExhaustedError, "x.index; No space left on device"), Resource.OTHER),
         (tensorflow_says(tf.errors.InternalError, "CUDA_ERROR_OUT_OF_MEMORY: out of memory"), Resource.MEMORY),

@@ -17,12 +17,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from understudy.checkpoints.checkpoint_errors import MACHINE_ERRNOS
 from understudy.checkpoints.inspection.limits import Limits
 from understudy.compat import data_type_name, parse_bundle_entry, parse_saved_model
 
 _LONGEST_TEXT = 2000
 _LARGEST_ANSWER_BYTES = 2**26
-_MACHINES = (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
+_MACHINES = MACHINE_ERRNOS | {errno.ENOENT}
 """The errors that say nothing about the file. ENOMEM is not one of them: the limit of the fork causes it."""
 
 
