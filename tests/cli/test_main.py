@@ -39,6 +39,7 @@ def test_the_version_is_the_distribution_s() -> None:
         (["sevre"], "No such command 'sevre'. Did you mean 'serve'?"),
         (["qqq"], "No such command 'qqq'. There are train, publish, serve,"),
         (["status", "--jsn"], "No such option '--jsn'. Did you mean '--json'?"),
+        (["status", "localhost:8500"], "argument (localhost:8500). The address of a server is given by --target"),
         (["--verson"], "No such option '--verson'. Did you mean '--version'?"),
     ],
 )

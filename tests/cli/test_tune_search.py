@@ -100,13 +100,19 @@ def test_only_what_was_taken_is_kept() -> None:
 
 
 def test_candidates_grow_with_the_cores() -> None:
-    threads = [value for name, value in candidates(8) if name == "intra_op_threads"]
+    threads = [value for name, value in candidates(8, examples_in_flight=8) if name == "intra_op_threads"]
     assert threads == [1, 2, 4, 8]
 
 
 def test_two_batches_at_a_time_are_tried_where_there_is_a_core_for_each() -> None:
-    assert ("concurrent_batches", 2) in candidates(2)
-    assert ("concurrent_batches", 2) not in candidates(1)
+    assert ("concurrent_batches", 2) in candidates(2, examples_in_flight=8)
+    assert ("concurrent_batches", 2) not in candidates(1, examples_in_flight=8)
+
+
+@pytest.mark.parametrize(("in_flight", "sizes"), [(8, []), (64, []), (65, [64]), (256, [64]), (257, [64, 1024])])
+def test_no_size_of_batches_is_tried_that_can_make_no_difference(in_flight: int, sizes: list[int]) -> None:
+    found = [value for name, value in candidates(2, examples_in_flight=in_flight) if name == "max_batch_size"]
+    assert found == sizes
 
 
 @pytest.mark.parametrize(("other", "same"), [(0.5, True), (0.5 + 4e-7, True), (0.51, False), (math.nan, False)])

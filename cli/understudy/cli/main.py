@@ -101,6 +101,10 @@ class LazyGroup(click.Group):
         try:
             with missing_extras_reported():
                 return super().invoke(ctx)
+        except click.UsageError as error:
+            if not (remedy := _remedy(error)):
+                raise
+            raise click.UsageError(f"{error.message}. {remedy}", error.ctx) from error
         except OSError as error:
             if error.errno not in _FULL or error.filename is not None:
                 raise
@@ -108,6 +112,13 @@ class LazyGroup(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def _remedy(error: click.UsageError) -> str:
+    """Return what to do about an argument that a command does not take; empty for other errors."""
+    is_extra = error.message.startswith("Got unexpected extra argument")
+    takes_target = error.ctx is not None and any("--target" in each.opts for each in error.ctx.command.params)
+    return "The address of a server is given by --target" if is_extra and takes_target else ""
 
 
 def _choose_backend() -> None:

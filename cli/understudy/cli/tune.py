@@ -194,7 +194,8 @@ def _search(settings: TuneSettings, advance: Callable[[int, int | None], object]
         best = stack.enter_context(TunedServer(settings.arguments(None), {}, folder / "usual"))
         requests, datasets = _requests(settings, best)
         usual = best.scores(datasets)
-        for number, (changed, value) in enumerate(candidates(usable_cores())):
+        in_flight = settings.connections * settings.examples_per_request
+        for number, (changed, value) in enumerate(candidates(usable_cores(), examples_in_flight=in_flight)):
             if not has_time():
                 break
             try:

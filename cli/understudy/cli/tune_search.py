@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE
+
 MIN_GAIN = 1.03
 """Less than this is not worth a setting."""
 
@@ -81,13 +83,19 @@ class Search:
             self.best[trial.changed] = trial.value
 
 
-def candidates(cores: int) -> Iterator[tuple[str, int | float]]:
-    """Yield settings to try, each on top of what was taken before."""
+def candidates(cores: int, *, examples_in_flight: int) -> Iterator[tuple[str, int | float]]:
+    """Yield settings to try, each on top of what was taken before.
+
+    Args:
+        cores: The cores of this machine.
+        examples_in_flight: No batch gets larger, so a limit that is not below that can gain nothing but by chance.
+    """
     yield from (("intra_op_threads", 1 << power) for power in range(cores.bit_length()))
     if cores > 1:
         yield ("concurrent_batches", 2)
     yield ("inter_op_threads", 1)
-    yield from (("max_batch_size", examples) for examples in (64, 1024))
+    usual = min(DEFAULT_MAX_BATCH_SIZE, examples_in_flight)
+    yield from (("max_batch_size", size) for size in (64, 1024) if min(size, examples_in_flight) != usual)
     yield from (("max_batch_delay_ms", delay) for delay in (1.0, 3.0))
 
 
