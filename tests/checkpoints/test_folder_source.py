@@ -157,6 +157,7 @@ def test_a_deleted_file_is_gone(folder: Path, tmp_path: Path, source: FolderSour
     path = write_keras(folder / "model.keras", iterations=10)
     (checkpoint,) = polled(source)
     path.unlink()
+    (folder / "notes.txt").touch()
     assert polled(source) == []
     assert staged(tmp_path) == []
     with pytest.raises(CheckpointGoneError):
@@ -172,7 +173,13 @@ def test_a_file_that_is_gone_with_its_folder_is_not_taken_for_a_deleted_one(
     folder.rename(tmp_path / "away")
     with pytest.raises(LocationGoneError, match="is gone; waiting for it to return"):
         checkpoint.fetch(tmp_path / "pinned" / "two")
+    folder.mkdir()
+    for look in (lambda: checkpoint.fetch(tmp_path / "pinned" / "two"), source.poll):
+        with pytest.raises(LocationGoneError, match="is empty; waiting for its checkpoints to return"):
+            look()
+    folder.rmdir()
     (tmp_path / "away").rename(folder)
+    assert not source.poll()
     assert checkpoint.fetch(tmp_path / "pinned" / "two").step == 10
 
 

@@ -65,7 +65,8 @@ def _source(url: str, tmp_path: Path) -> RemoteFolderSource:
 
 
 def _source_of(files: RemoteFiles, tmp_path: Path) -> RemoteFolderSource:
-    return RemoteFolderSource(files, tmp_path / "mirror", FolderSource(tmp_path / "mirror", tmp_path / "staging"))
+    local = FolderSource(tmp_path / "mirror", tmp_path / "staging", is_mirror=True)
+    return RemoteFolderSource(files, tmp_path / "mirror", local)
 
 
 def _upload(path: Path, url: str) -> None:

@@ -11,7 +11,7 @@ CheckpointError
 └── LockHeldError              another process uses this folder
 
 OSError
-├── LocationGoneError          the folder of all checkpoints is gone, which says nothing about a checkpoint
+├── LocationGoneError          the folder of all checkpoints is gone or empty, which says nothing about them
 └── RemoteStorageError         remote storage does not answer, which says nothing about a checkpoint
     └── StorageRefusalError    it refuses: there is no such bucket, or these credentials may not use it
 """
@@ -69,14 +69,17 @@ class LockHeldError(CheckpointError):
 
 
 class LocationGoneError(FileNotFoundError):
-    """The folder of all checkpoints is gone, like a mount that is lost. It says nothing about a checkpoint: try later.
+    """The folder of all checkpoints is gone or empty, as after the loss of a mount, which says nothing about them.
+
+    Try again later.
 
     Args:
         folder: The folder that had checkpoints.
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder} is gone; waiting for it to return")
+        what = "is empty; waiting for its checkpoints" if folder.exists() else "is gone; waiting for it"
+        super().__init__(f"{folder} {what} to return")
 
 
 class RemoteStorageError(OSError):
@@ -87,6 +90,6 @@ class StorageRefusalError(RemoteStorageError):
     """Remote storage refuses, until an operator mends it. The text names the place and the remedy."""
 
 
-def gone_error(text: str, *, folder: Path) -> CheckpointGoneError | LocationGoneError:
+def gone_error(text: str, *, folder: Path, is_gone: bool) -> CheckpointGoneError | LocationGoneError:
     """Return the error for a checkpoint that is gone: alone, with this text, or with the folder of all of them."""
-    return CheckpointGoneError(text) if folder.exists() else LocationGoneError(folder)
+    return LocationGoneError(folder) if is_gone else CheckpointGoneError(text)

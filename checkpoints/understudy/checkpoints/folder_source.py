@@ -29,6 +29,7 @@ from understudy.checkpoints.checkpoint_errors import (
 from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
 from understudy.checkpoints.formats import FORMATS, Content, unread_reason
 from understudy.checkpoints.found_checkpoints import FoundCheckpoints, not_there_yet
+from understudy.checkpoints.fs import has_nothing
 from understudy.checkpoints.layout import MAX_STEP
 from understudy.checkpoints.pauses import doubling_pause
 from understudy.checkpoints.signing import AcceptedKeys
@@ -79,6 +80,8 @@ class FolderSource:
         takes_variables: Whether the caller can build the model for checkpoints that hold only variables.
         accepted: The keys of which one must have signed each checkpoint, in a file of its own beside it; None if they
             need not be signed.
+        is_mirror: Whether the folder is a copy, so that it is empty if all checkpoints were deleted. Otherwise it may
+            be the mount point of a mount that is lost.
         clock: Monotonic clock, in seconds.
 
     Raises:
@@ -92,11 +95,13 @@ class FolderSource:
         *,
         takes_variables: bool = False,
         accepted: AcceptedKeys | None = None,
+        is_mirror: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._takes_variables = takes_variables
         self._accepted = accepted
+        self._is_mirror = is_mirror
         self._clock = clock
         self._files: dict[Path, _WatchedFile] = {}
         self._found = FoundCheckpoints()
@@ -247,6 +252,8 @@ class FolderSource:
         if unread is not None:
             raise UnsupportedFormatError(unread)
         present = [format_ for format_, paths in by_format.items() if paths]
+        if self._files and not self._is_mirror and has_nothing(self._directory):
+            raise LocationGoneError(self._directory)
         if len(present) > 1:
             examples = ", ".join(by_format[format_][0].name for format_ in present)
             raise UnsupportedFormatError(

@@ -48,6 +48,15 @@ def temporary_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(folder)
 
 
+def has_nothing(folder: Path) -> bool:
+    """Return whether a folder does not exist or is empty, as the mount point of a lost mount is."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except FileNotFoundError:
+        return True
+
+
 def remove_folder(folder: Path) -> None:
     """Delete a folder so that no reader sees a part of it: it is renamed first. A missing folder is no error."""
     doomed = _temporary_name(folder)

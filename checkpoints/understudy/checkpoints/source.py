@@ -116,7 +116,7 @@ class CheckpointSource(Protocol):
 
         Raises:
             UnsupportedFormatError: The location holds only unsupported formats.
-            LocationGoneError: The location is gone with all checkpoints, like a mount that is lost.
+            LocationGoneError: The location is gone with all checkpoints, or empty, as after the loss of a mount.
             OSError: The location could not be read.
         """
 
@@ -182,12 +182,11 @@ class PublishedCheckpoint:
         return fetch_once(into, step=self.step, digest=self.digest, fill=fill, verify=verify, accepted=self.accepted)
 
     def _link(self, folder: Path) -> Manifest:
-        gone = f"{self.directory} was deleted before it could be fetched"
         take = functools.partial(self._take, folder=folder)
         try:
             take(MANIFEST_FILE)
         except FileNotFoundError as error:
-            raise gone_error(gone, folder=self.directory.parent) from error
+            raise self._gone_error() from error
         if self.accepted is not None:
             for signature in (SIGNATURE_FILE, *([INNER_NAME] if self.is_private else [])):
                 with contextlib.suppress(FileNotFoundError):
@@ -202,12 +201,16 @@ class PublishedCheckpoint:
                 self._take_listed(entry, folder)
             except FileNotFoundError as error:
                 if not (self.directory / MANIFEST_FILE).exists():
-                    raise gone_error(gone, folder=self.directory.parent) from error
+                    raise self._gone_error() from error
                 raise DamagedCheckpointError(f"{self.directory / path} is missing, its manifest lists it") from error
             except FileExistsError as error:
                 raise DamagedCheckpointError(f"{self.directory}: its manifest lists {path} twice") from error
         verify_sizes(folder, manifest)
         return manifest
+
+    def _gone_error(self) -> Exception:
+        gone, folder = f"{self.directory} was deleted before it could be fetched", self.directory.parent
+        return gone_error(gone, folder=folder, is_gone=not folder.exists())
 
     def _take_listed(self, entry: FileEntry, folder: Path) -> None:
         """Link or copy a file that the manifest lists."""

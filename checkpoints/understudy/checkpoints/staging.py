@@ -14,7 +14,7 @@ from understudy.checkpoints.checkpoint_errors import (
 )
 from understudy.checkpoints.detached import INNER_NAME
 from understudy.checkpoints.foreign import ForeignFiles, WholeCopy
-from understudy.checkpoints.fs import link_or_copy, remove_folder, sweep, temporary_folder
+from understudy.checkpoints.fs import has_nothing, link_or_copy, remove_folder, sweep, temporary_folder
 from understudy.checkpoints.kinds import ModelKind
 from understudy.checkpoints.local_checkpoint import LocalCheckpoint, fetch_once
 from understudy.checkpoints.manifest import Manifest, describe_file
@@ -110,7 +110,8 @@ class ForeignCheckpoint:
         try:
             whole = self.origin.copy_into(folder)
         except (FileNotFoundError, FileChangedError, DamagedCheckpointError, UntrustedCheckpointError) as error:
-            raise gone_error(gone, folder=self.origin.root) from error
+            root = self.origin.root
+            raise gone_error(gone, folder=root, is_gone=has_nothing(root)) from error
         if whole.content.digest != self.digest:
             raise CheckpointGoneError(gone)
 

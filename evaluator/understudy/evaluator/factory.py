@@ -177,6 +177,7 @@ def _foreign_source(
         settings.state_dir / "staging",
         takes_variables=location.experiment is not None,
         accepted=accepted,
+        is_mirror=location.url is not None,
     )
     if location.url is not None:
         remote = RemoteFolderSource(open_remote(location.url), folder, source)
