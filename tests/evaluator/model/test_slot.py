@@ -44,6 +44,17 @@ def trained_further(model: Any) -> Any:
     return model
 
 
+def test_a_recurrent_layer_that_keeps_its_state_between_batches_is_refused(
+    strategy: Callable[[int], Any], tmp_path: Path
+) -> None:
+    sequence = keras.Input(batch_shape=(1, 5, 3))
+    inner = keras.Sequential([layers.GRU(4, stateful=True, name="memory"), layers.Dense(1)])
+    with pytest.raises(
+        LoadError, match=r"\['memory'\] keep their state .* expected stateful=False; build the model so"
+    ):
+        Slot(strategy(1), saved(keras.Model(sequence, inner(sequence)), tmp_path), max_batch_size=32)
+
+
 def test_weights_are_swapped_without_a_trace_or_a_rebuild(strategy: Callable[[int], Any], tmp_path: Path) -> None:
     model = sample_models.image_classifier()
     images, labels, _ = sample_models.image_data(np.random.default_rng(0), 13)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from understudy.checkpoints.initial_values import weights_are_loaded
 from understudy.checkpoints.keras_signature import interface_of
 from understudy.checkpoints.signature import Signature, TensorSpec
-from understudy.compat import repair_open_axes
+from understudy.compat import layers_of, repair_open_axes
 from understudy.compat.error_texts import first_line
 from understudy.evaluator.evaluator_errors import ArchitectureMismatchError, LoadError
 from understudy.evaluator.model.compilation import Compilation
@@ -96,6 +97,7 @@ class Slot:
         self._compile_config = built.compile_config
         with _load_errors(model_file.name):
             self._interface = interface_of(self._model)
+            _check_stateless(self._model)
             self._trace()
             specs = self._interface.inputs.specs
             check = _InputCheck(specs)
@@ -448,6 +450,17 @@ def _remember(passed: dict[Hashable, int], form: Hashable, examples: int) -> Non
 
 def _on_host(outputs: Tensors) -> dict[str, Array]:
     return {name: output if isinstance(output, np.ndarray) else output.numpy() for name, output in outputs.items()}
+
+
+def _check_stateless(model: Any) -> None:
+    """Raise LoadError if a recurrent layer starts from its state after the last batch, perhaps another caller's."""
+    layers = layers_of(model) if isinstance(model, keras.Model) else []
+    stateful = [layer.name for layer in layers if isinstance(layer, keras.layers.RNN) and layer.stateful]
+    if stateful:
+        raise LoadError(
+            f"the layers {stateful} keep their state from one batch to the next, but all callers share a model: "
+            "expected stateful=False; build the model so, and load the weights into it"
+        )
 
 
 @contextlib.contextmanager
