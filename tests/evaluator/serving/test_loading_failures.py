@@ -147,6 +147,25 @@ def test_what_the_machine_lacks_costs_a_checkpoint_no_attempt(lifecycle: TextLif
     assert "failed" not in lifecycle.observer.outcomes
 
 
+def test_a_load_that_fails_because_its_folder_is_lost_meanwhile_costs_no_attempt(lifecycle: TextLifecycle) -> None:
+    lifecycle.publish(1)
+    lifecycle.may_load.clear()
+    loading = lifecycle.manager.promote(1)
+    assert lifecycle.is_loading.wait(WAIT_SECONDS)
+    leases = lifecycle.run.leases
+    away = leases.rename(leases.with_name("away"))
+    lifecycle.load_fails_with = LoadError("model.keras is not a model")
+    lifecycle.may_load.set()
+    with pytest.raises(OutOfResourcesError, match="is not a model"):
+        loading.result(WAIT_SECONDS)
+    lifecycle.load_fails_with = None
+    away.rename(leases)
+
+    lifecycle.promote(1)
+
+    assert lifecycle.observer.outcomes == ["postponed", "loaded"]
+
+
 def test_an_unknown_step_is_refused_by_the_known_ones(lifecycle: TextLifecycle) -> None:
     lifecycle.publish(1, 2)
 

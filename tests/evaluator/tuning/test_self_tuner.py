@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ class Stand:
         self.file = TuningFile(folder, Conditions(digest="here"))
         self.applied: list[FoundSettings] = []
         self.leases = 0
+        self.deleted: set[int] = set()
+        self.looked_at: set[int] = set()
         self.architectures: dict[int, str] = {}
         self.tuners: list[SelfTuner] = []
 
@@ -78,12 +81,15 @@ class Stand:
         return tuner
 
     def serving(self, step: int) -> TunedModel:
+        self.looked_at.add(step)
         if step not in self.architectures:
             raise VersionNotFoundError(f"version {step} is not loaded")
-        return TunedModel(architecture=self.architectures[step], lease=self.lease)
+        return TunedModel(architecture=self.architectures[step], lease=partial(self.lease, step))
 
     @contextmanager
-    def lease(self) -> Iterator[Any]:
+    def lease(self, step: int) -> Iterator[Any]:
+        if step in self.deleted:
+            raise VersionNotFoundError(f"there is no checkpoint of step {step}")
         self.leases += 1
         try:
             yield CHECKPOINT
@@ -181,6 +187,21 @@ def test_a_newer_checkpoint_of_the_same_model_does_not_end_a_trial(stand: Stand)
 
     until(lambda: bool(stand.applied))
     assert stand.trial.asked.count(Threads()) == 1
+
+
+def test_where_checkpoints_follow_quickly_the_newest_is_tried_as_the_first_may_be_deleted(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand.architectures |= {7: "mlp", 8: "mlp"}
+    tuner = stand.start(settling_seconds=2.0)
+    with caplog.at_level(logging.WARNING):
+        tuner.promoted(7)
+        until(lambda: 7 in stand.looked_at)
+        stand.deleted.add(7)
+        tuner.promoted(8)
+        until(lambda: bool(stand.applied))
+
+    assert not caplog.records
 
 
 def test_another_model_ends_a_trial_and_is_tried_itself(stand: Stand) -> None:

@@ -82,6 +82,15 @@ class CheckpointStore:
         return self._is_refreshed and self._source.is_complete and not self._unread_leftovers
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the private folders are gone, as with a mount: what is read of them fails in any way."""
+        try:
+            self._directory.stat()
+        except OSError:
+            return True
+        return False
+
+    @property
     def missing(self) -> str:
         """Why the last `refresh` found none: the location does not exist, or could not be read; else empty."""
         return self._failure or self._source.missing
@@ -280,7 +289,7 @@ class CheckpointStore:
 
     def _fetch(self, item: _Item) -> LocalCheckpoint:
         folder = self._folder(item.info.step)
-        if not self._directory.exists():  # it is not made again: the folder around it is being deleted, too
+        if self.is_lost:  # it is not made again: the folder around it is being deleted, too
             raise LocationGoneError(self._directory)
         if item.offered is not None:
             return item.offered.fetch(folder, verify=False)

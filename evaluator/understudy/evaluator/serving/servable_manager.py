@@ -280,7 +280,7 @@ class ServableManager:
                 self._version_monitor.reached(load.info, LifeEvent.VERIFIED)
                 slot, dropped = self._load_into_slot(load, lease.checkpoint)
         except Exception as error:  # noqa: BLE001 - a checkpoint may raise anything; it is recorded
-            resource = exhausted_resource(error)
+            resource = exhausted_resource(error) or (Resource.OTHER if self._store.is_lost else None)
             if resource is None or not self._shrink(load, error, resource):
                 self._give_up(load, error, resource, seconds=self._clock() - began)
             forget_frames(error)

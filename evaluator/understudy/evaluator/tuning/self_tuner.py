@@ -131,11 +131,16 @@ class SelfTuner:
 
     def _is_wanted(self, model: TunedModel) -> bool:
         """Whether a version of this model is still serving."""
+        return self._newest(model) is not None
+
+    def _newest(self, model: TunedModel) -> TunedModel | None:
+        """Return the version that is serving now, if it is of this model: those before may be deleted."""
         newest = self._thread.newest
         try:
-            return newest is not None and self._serving(newest.step).architecture == model.architecture
+            serving = None if newest is None else self._serving(newest.step)
         except EvaluatorError:
-            return False
+            return None
+        return serving if serving is not None and serving.architecture == model.architecture else None
 
     def _tune(self, model: TunedModel) -> None:
         """Apply what was found for a model, or find it."""
@@ -144,8 +149,10 @@ class SelfTuner:
             if found is not None:
                 self._file.remember(model.architecture, found)  # as the last, whose threads the next start takes
                 self._adopt(model, found, "found before")
-            elif self._thread.has_settled(lambda: self._is_wanted(model), self._settling_seconds):
-                self._find(model)
+            elif self._thread.has_settled(lambda: self._is_wanted(model), self._settling_seconds) and (
+                newest := self._newest(model)
+            ):
+                self._find(newest)
         except Exception as error:  # noqa: BLE001 - the service goes on with its present settings
             self._failures[model.architecture] += 1
             _log.warning("cannot find settings for the model", extra={"reason": first_line(error)})
