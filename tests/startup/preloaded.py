@@ -3,7 +3,8 @@
 A test opts in with the environment of `testkit.preloading`. `sitecustomize` then calls `handover.hand_over` in every
 Python: the server of this module forks, and the fork runs the program with the arguments, the environment, the folder
 and the standard streams that were meant for it. The process that handed over forwards signals to the fork and ends as
-the fork ends. If it is killed, the fork is killed a moment later; a supervisor's task ends so with its supervisor.
+the fork ends. If it is killed, the fork is killed a moment later, before the next program starts, so that what it held
+is free then; a supervisor's task ends so with its supervisor.
 A fork has the name of the process that handed over, so that a test finds it (`testkit.preloading.fork_of`). Programs
 whose memory is measured, those whose memory addresses must differ, supervisors, whose children tests look for, and
 those that signal their group of processes, which is that of the tests here, start by themselves.
@@ -62,6 +63,7 @@ class Server:
         self._import_all = import_all
         self._selector = selectors.DefaultSelector()
         self._forks: dict[int, socket.socket] = {}
+        self._killed: set[int] = set()
 
     def serve(self) -> None:
         """Serve until standard input ends; kill the forks then."""
@@ -75,7 +77,8 @@ class Server:
         self._selector.register(woken, selectors.EVENT_READ, lambda: self._reap(woken))
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         while True:
-            for key, _ in self._selector.select():
+            ready = [key for key, _ in self._selector.select()]
+            for key in sorted(ready, key=lambda key: key.fileobj is self._listener):  # signals before new programs
                 if key.data is None:
                     for pid in self._forks:
                         os.kill(pid, signal.SIGKILL)
@@ -90,6 +93,8 @@ class Server:
             connection.close()
             return
         self._import_all()
+        for killed in [*self._killed]:
+            self._ended(*os.waitpid(killed, 0))
         came_from, _, _ = _CREDENTIALS.unpack(
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
@@ -107,11 +112,14 @@ class Server:
 
     def _forward(self, pid: int, connection: socket.socket) -> None:
         """Send a signal that came over the connection, or SIGKILL if its other end is gone."""
+        if pid not in self._forks:  # it has ended since this event came
+            return
         came = b""
         with suppress(ConnectionError):
             came = connection.recv(1)
         if not came:
             self._selector.unregister(connection)
+            self._killed.add(pid)
         os.kill(pid, came[0] if came else signal.SIGKILL)
 
     def _reap(self, woken: socket.socket) -> None:
@@ -120,12 +128,17 @@ class Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            connection = self._forks.pop(pid)
-            with suppress(KeyError):
-                self._selector.unregister(connection)
-            with suppress(OSError):
-                connection.send(str(os.waitstatus_to_exitcode(status)).encode())
-            connection.close()
+            self._ended(pid, status)
+
+    def _ended(self, pid: int, status: int) -> None:
+        """Say how a fork has ended, if the other end is still there, and forget it."""
+        self._killed.discard(pid)
+        connection = self._forks.pop(pid)
+        with suppress(KeyError):
+            self._selector.unregister(connection)
+        with suppress(OSError):
+            connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+        connection.close()
 
 
 @functools.cache
