@@ -17,6 +17,7 @@ from understudy.checkpoints import (
     CheckpointGoneError,
     CheckpointPublisher,
     DamagedCheckpointError,
+    LocationGoneError,
     LockHeldError,
     RunDir,
     Signer,
@@ -309,6 +310,29 @@ def test_asked_to_end_it_publishes_what_is_committed(place: Place, run: RunDir, 
         publisher.claim()
         publisher.follow(stopped)
     assert steps_of(_source(place.url, run.root / "mirror")) == [3]
+
+
+def test_what_is_gone_with_all_checkpoints_is_published_when_they_are_back(
+    s3_place: Place, run: RunDir, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a mount that is lost after the folder was listed."""
+    publish(1)
+    away, listed = run.root / "away", RunDir.committed_steps
+
+    def gone_once_they_are_listed(of: RunDir) -> list[int]:
+        steps = listed(of)
+        run.checkpoints.rename(away)
+        return steps
+
+    with RemotePublisher(run, open_store(s3_place.url), keep=10) as publisher:
+        publisher.claim()
+        with monkeypatch.context() as patched:
+            patched.setattr(RunDir, "committed_steps", gone_once_they_are_listed)
+            with pytest.raises(LocationGoneError):
+                publisher.publish()
+        away.rename(run.checkpoints)
+        publisher.publish()
+    assert any(name.endswith("manifest.json") for name in s3_place.server.names(s3_place.url))
 
 
 def test_signatures_are_published_and_required(place: Place, run: RunDir, tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from understudy.checkpoints.atomic import write_json
 from understudy.checkpoints.checkpoint_errors import (
     AlreadyPublishedError,
     CheckpointError,
-    CheckpointGoneError,
     RemoteStorageError,
     StorageRefusalError,
     UnsupportedLocationError,
+    gone_error,
 )
 from understudy.checkpoints.fs import link_or_copy, sweep, temporary_folder
 from understudy.checkpoints.layout import MANIFEST_FILE, RunDir, parse_step, step_name
@@ -209,9 +209,9 @@ class RemotePublisher:
                 link_or_copy(source / SIGNATURE_FILE, folder / SIGNATURE_FILE, root=self._run.checkpoints)
             (source / MANIFEST_FILE).stat()  # It was there all the time.
         except FileNotFoundError as error:
-            raise CheckpointGoneError(
-                f"{source} was deleted before it could be published; have the trainer keep more checkpoints"
-            ) from error
+            gone = f"{source} was deleted before it could be published; have the trainer keep more checkpoints"
+            checkpoints = self._run.checkpoints
+            raise gone_error(gone, folder=checkpoints, is_gone=not checkpoints.exists()) from error
         return manifest
 
     def _upload(self, step: int, folder: Path, manifest: Manifest) -> None:
