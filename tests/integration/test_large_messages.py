@@ -48,3 +48,21 @@ def test_a_message_of_a_hundred_megabytes_goes_both_ways_and_a_larger_one_is_ref
     with pytest.raises(MessageTooLargeError, match="larger than max"):
         client.predict({"x": np.zeros((LARGEST_MIB // MIB_PER_ROW, WIDTH), np.float32)})
     assert client.predict({"x": rows[:1]}).step == 1
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_by_default_grpcio_takes_no_message_that_it_would_copy_for_long(
+    run_service: Run, tmp_path: Path, front_end: str
+) -> None:
+    publish_identity(tmp_path / "run")
+    service = run_service({}, {"max_batch_size": BATCH_ROWS})
+    service.wait_ready()
+    client = service.client(timeout_seconds=60)
+    rows = np.random.default_rng(0).random((17, WIDTH), dtype=np.float32)
+
+    assert np.array_equal(client.predict({"x": rows[:15]}).outputs["y"], rows[:15])
+    if front_end == "grpcio":
+        with pytest.raises(MessageTooLargeError, match="send fewer examples at once, or raise"):
+            client.predict({"x": rows})
+    else:
+        assert np.array_equal(client.predict({"x": rows}).outputs["y"], rows)
