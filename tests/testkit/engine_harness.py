@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from testkit.engine_calls import predict_on
-from understudy.evaluator.batching.batch_runner import Cost
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.observer import SilentObserver
@@ -108,7 +107,7 @@ class EngineHarness:
         """Have the engine believe so of batches like those that `submit` makes."""
         group = (1, ("x", np.dtype(np.float32), (1,)))
         for _ in range(8):
-            self.engine._judge.observe(group, rows, Cost(seconds, seconds), inline=False)
+            self.engine._judge.observe(group, rows, seconds, inline=False)
 
     def occupy(self) -> Future[Prediction]:
         """Keep the device busy until `go`."""

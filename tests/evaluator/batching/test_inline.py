@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from testkit.engine_calls import predict_on
 from understudy.evaluator.assembly.component_options import engine_settings
-from understudy.evaluator.batching.batch_runner import LONGEST_SECONDS, Cost, InlineJudge
+from understudy.evaluator.batching.batch_runner import LONGEST_SECONDS, InlineJudge, Stopwatch
 from understudy.evaluator.batching.engine import Engine, EngineSettings
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import EvaluatorSettings
@@ -27,10 +28,15 @@ GROUP = ("serving", ("tokens", "int32", (8,)))
 LONG_GROUP = ("serving", ("tokens", "int32", (4096,)))
 
 
-def feed(judge: InlineJudge, count: int, seconds: float, *, inline: bool = False, **cpu: float) -> None:
-    cost = Cost(seconds, cpu.get("cpu", seconds))
+def feed(judge: InlineJudge, count: int, seconds: float, *, inline: bool = False) -> None:
     for _ in range(count):
-        judge.observe(GROUP, 4, cost, inline=inline)
+        judge.observe(GROUP, 4, seconds, inline=inline)
+
+
+def hash_until(stop: threading.Event) -> None:
+    """Use a core without the GIL."""
+    while not stop.is_set():
+        hashlib.sha256(bytes(1 << 22))
 
 
 @pytest.fixture
@@ -70,16 +76,37 @@ def test_a_shape_that_is_sometimes_long_leaves_the_loop_each_time_for_longer(jud
         seconds = 0.02 if index % 10 == 0 else 1e-4
         stalls += inline and seconds > LONGEST_SECONDS
         inline_batches += inline
-        judge.observe(GROUP, 4, Cost(seconds, seconds), inline=inline)
+        judge.observe(GROUP, 4, seconds, inline=inline)
     assert 0 < stalls <= 16
     assert inline_batches < 500
 
 
-def test_a_single_long_batch_is_forgiven_and_so_is_a_core_given_to_others(judge: InlineJudge) -> None:
+def test_a_single_long_batch_is_forgiven(judge: InlineJudge) -> None:
     feed(judge, 8, 1e-4)
     feed(judge, 1, 0.15, inline=True)
-    feed(judge, 100, 0.005, cpu=1e-4, inline=True)
+    feed(judge, 100, 1e-4, inline=True)
     assert judge.is_brief(GROUP, 4)
+
+
+def test_a_batch_whose_core_was_given_to_others_meanwhile_took_its_own_cpu_time() -> None:
+    """As beside Envoy, whose threads belong to the same process."""
+    others_stop = threading.Event()
+    other = threading.Thread(target=hash_until, args=(others_stop,))
+    other.start()
+    try:
+        own = min(Stopwatch().own_seconds(elapsed=1.0) for _ in range(20))  # each may wait for the GIL
+    finally:
+        others_stop.set()
+        other.join(TIMEOUT)
+    assert own < LONGEST_SECONDS
+
+
+def test_a_batch_that_waited_for_other_threads_took_the_elapsed_time() -> None:
+    stopwatch = Stopwatch()
+    threading.Event().wait(0.003)
+    elapsed = stopwatch.seconds()
+    assert elapsed >= 0.003
+    assert stopwatch.own_seconds(elapsed) == elapsed
 
 
 def test_a_shape_that_is_no_longer_brief_goes_back_to_the_devices_thread(judge: InlineJudge) -> None:

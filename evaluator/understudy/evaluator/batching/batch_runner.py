@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import resource
 import threading
 import time
 from collections import OrderedDict, deque
@@ -137,8 +138,8 @@ class InlineJudge:
             shape = self._shapes.get(_key(group, examples))
             return shape is not None and shape.is_brief()
 
-    def observe(self, group: Hashable, examples: int, cost: Cost, *, inline: bool) -> None:
-        """Add the cost of a batch, including all work of its thread."""
+    def observe(self, group: Hashable, examples: int, seconds: float, *, inline: bool) -> None:
+        """Add what a batch took, including all work of its thread; see `Stopwatch.own_seconds`."""
         key = _key(group, examples)
         with self._lock:
             shape = self._shapes.get(key)
@@ -148,23 +149,37 @@ class InlineJudge:
                     self._shapes.popitem(last=False)
             self._shapes.move_to_end(key)
             if inline:
-                shape.ran_inline(cost)
+                shape.ran_inline(seconds)
             else:
-                shape.ran_on_device_thread(cost)
+                shape.ran_on_device_thread(seconds)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of a batch.
+class Stopwatch:
+    """Measures a batch on the thread that made this object."""
 
-    Attributes:
-        wall_seconds: The elapsed time.
-        cpu_seconds: The CPU time of the whole process meanwhile, or the elapsed time if that is less than
-            `BRIEF_SECONDS`. It is less if other processes used the cores.
-    """
+    def __init__(self) -> None:
+        self._waits = _waits_of_thread()
+        self._cpu = time.thread_time()
+        self._began = time.monotonic()
 
-    wall_seconds: float
-    cpu_seconds: float
+    def seconds(self) -> float:
+        """Return the elapsed time."""
+        return time.monotonic() - self._began
+
+    def own_seconds(self, elapsed: float) -> float:
+        """Return what the batch itself took of the elapsed time: what other threads and processes would not change.
+
+        A thread that waited for nothing was computing, or its core was given to others: its CPU time counts. One that
+        waited may have done so for TensorFlow's other threads: the elapsed time counts.
+        """
+        if elapsed <= BRIEF_SECONDS or _waits_of_thread() != self._waits:  # to ask takes a microsecond
+            return elapsed
+        return min(elapsed, time.thread_time() - self._cpu)
+
+
+def _waits_of_thread() -> int:
+    """Return how often this thread has given its core up to wait."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 @dataclass(kw_only=True)
@@ -183,12 +198,11 @@ class _Shape:
             return False
         return sorted(self.trial)[len(self.trial) // 4] < BRIEF_SECONDS
 
-    def ran_on_device_thread(self, cost: Cost) -> None:
-        self.trial.append(cost.wall_seconds)
+    def ran_on_device_thread(self, seconds: float) -> None:
+        self.trial.append(seconds)
         self.banned_batches = max(0, self.banned_batches - 1)
 
-    def ran_inline(self, cost: Cost) -> None:
-        seconds = min(cost.wall_seconds, cost.cpu_seconds)
+    def ran_inline(self, seconds: float) -> None:
         self.inline.append(seconds)
         if seconds > BRIEF_SECONDS and self._is_too_long():
             self.banned_batches, self.next_ban = self.next_ban, min(2 * self.next_ban, _LONGEST_BAN_BATCHES)
@@ -244,7 +258,7 @@ class BatchRunner:
             inline: Whether it runs on the thread that dispatched it.
         """
         batch = [request for request in requests if self.begin(request)]
-        began, cpu_before = time.monotonic(), time.process_time()
+        stopwatch = Stopwatch()
         handle = self._borrow(batch)
         if handle is None:
             return
@@ -254,12 +268,10 @@ class BatchRunner:
         finally:
             handle.release()
             outcomes.deliver()
-            seconds = time.monotonic() - began
-            # Asking for the CPU time takes a microsecond, and what is brief is so whatever else used the cores.
-            cost = Cost(seconds, seconds if seconds <= BRIEF_SECONDS else time.process_time() - cpu_before)
+            seconds = stopwatch.seconds()
             examples = sum(request.examples for request in batch)
             self._latency.observe(examples, seconds)
-            self._judge.observe(batch[0].group, examples, cost, inline=inline)
+            self._judge.observe(batch[0].group, examples, stopwatch.own_seconds(seconds), inline=inline)
 
     def launch(self, requests: Sequence[QueuedPredict], fill_seconds: float) -> Callable[[], None] | None:
         """Borrow a handle and launch the requests as one batch.
