@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import resource
+import sys
 import threading
 import time
 from collections import OrderedDict, deque
@@ -172,14 +173,14 @@ class Stopwatch:
         A thread that waited for nothing was computing, or its core was given to others: its CPU time counts. One that
         waited may have done so for TensorFlow's other threads: the elapsed time counts.
         """
-        if elapsed <= BRIEF_SECONDS or _waits_of_thread() != self._waits:  # to ask takes a microsecond
+        if elapsed <= BRIEF_SECONDS or self._waits is None or _waits_of_thread() != self._waits:
             return elapsed
         return min(elapsed, time.thread_time() - self._cpu)
 
 
-def _waits_of_thread() -> int:
-    """Return how often this thread has given its core up to wait."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+def _waits_of_thread() -> int | None:
+    """Return how often this thread has given its core up to wait; None where the system does not count that."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if sys.platform == "linux" else None
 
 
 @dataclass(kw_only=True)
