@@ -10,9 +10,17 @@ import pytest
 
 from testkit.command_results import lines_of_json, refusal, saved
 from testkit.peer_server import STEP, Script
+from understudy.cli.arrays import Examples
 from understudy.wire import decode
 
 from .conftest import Run
+
+
+def inputs_of(request: Any) -> list[Any]:
+    """Return the input tensors of a message of PredictStream or Evaluate."""
+    holder = getattr(request, "batch", None) or getattr(request, "request", None)
+    return [] if holder is None else list(holder.inputs.values())
+
 
 X = np.arange(40, dtype=np.float32).reshape(10, 4)
 
@@ -49,6 +57,22 @@ def test_predict_shows_the_first_rows_of_many_and_says_how_to_get_all(run: Run, 
 
     assert len(result.stdout.splitlines()) == 1 + 20 + 1
     assert result.stdout.endswith("and 10 more examples; --output and --json give all of them\n")
+
+
+def test_large_examples_are_sent_a_few_at_a_time(run: Run, script: Script, tmp_path: Path) -> None:
+    file = saved(tmp_path, image=np.zeros((10, 3 << 18), np.float32), y=np.zeros((10, 1), np.float32))
+
+    assert run("predict", file, "--output", str(tmp_path / "out.npz")).exit_code == 0
+    assert run("evaluate", file, "--json").exit_code == 0
+
+    sent = [decode(tensor) for request in script.requests for tensor in inputs_of(request)]
+    assert [len(examples) for examples in sent] == [2] * 10, "five requests of 6 MiB for each command"
+
+
+def test_examples_with_large_answers_are_sent_a_few_at_a_time() -> None:
+    examples = Examples(inputs={"latent": X}, targets={}, answer_bytes=3 << 20)
+    assert [len(each["latent"]) for each in examples.inputs_by(256)] == [2] * 5
+    assert [len(each["latent"]) for each in examples.inputs_by(1)] == [1] * 10
 
 
 def test_predict_prints_json_by_batch(run: Run, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.cli.replay import OutputDifference, RateLimit
+from understudy.cli.replay import OutputDifference, RateLimit, _batches
+from understudy.evaluator.datasets.request_records import LoggedExample
 from understudy.evaluator.types import OutputTask
 
 SCORES = np.array([[0.1, 0.9], [0.8, 0.2], [0.6, 0.4]], np.float32)
@@ -66,6 +67,18 @@ def test_batches_add_up() -> None:
         found.add(SCORES[row : row + 1], SCORES[::-1][row : row + 1], 1e-6)
     found.finish(3)
     assert found == difference(SCORES, SCORES[::-1])
+
+
+def test_large_examples_are_sent_a_few_at_a_time() -> None:
+    logged = LoggedExample(
+        inputs={"x": np.zeros(3 << 18, np.float32)},
+        answers={},
+        step=1,
+        recorded_at=0.0,
+        method="Predict",
+        caller="",
+    )
+    assert [len(batch) for batch in _batches(iter([logged] * 5), 32)] == [2, 2, 1]
 
 
 def test_requests_are_sent_at_most_at_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,17 @@ import numpy.typing as npt
 from understudy.cli.command_errors import CommandError, written
 from understudy.experiments.example_arrays import FoundExamples, find_examples, find_inputs, portable, read_arrays
 from understudy.experiments.experiment_errors import ExampleError
+from understudy.wire.dtypes import fixed_size_dtype
 
 if TYPE_CHECKING:
-    from understudy.clients import ModelMetadata
+    from understudy.clients import ModelMetadata, TensorSpec
 
 Array = npt.NDArray[Any]
 
 T = TypeVar("T")
+
+LARGEST_REQUEST_BYTES: Final = 8 << 20
+"""What a request of several examples may hold, and its answer: half of what a server takes by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,7 @@ class Examples:
         sample_weight: The weights; None without.
         features: The features that the model does not take.
         outputs: How many outputs the model has.
+        answer_bytes: The size of the answer for one example, as far as it is known.
     """
 
     inputs: Mapping[str, Array]
@@ -42,6 +48,7 @@ class Examples:
     sample_weight: Array | None = None
     features: Mapping[str, Array] = field(default_factory=dict)
     outputs: int = 1
+    answer_bytes: int = 0
 
     @property
     def count(self) -> int:
@@ -49,12 +56,12 @@ class Examples:
         return len(next(iter(self.inputs.values())))
 
     def inputs_by(self, batch_size: int) -> Iterator[Mapping[str, Array]]:
-        """Yield the inputs in order in batches of this size; the last may be smaller."""
+        """Yield the inputs in order in batches of this size, or of as many examples as a request may hold."""
         for examples in self._slices(batch_size):
             yield _sliced(self.inputs, examples)
 
     def batches_of(self, batch_size: int) -> Iterator[tuple[Any, ...]]:
-        """Yield ``(inputs, targets, weights, features)`` in the same batches; targets and weights may be None."""
+        """Yield ``(inputs, targets, weights, features)`` in batches as `inputs_by`; targets and weights may be None."""
         lone_target = next(iter(self.targets.values()), None) if self.outputs == 1 else None
         for examples in self._slices(batch_size):
             targets = _sliced(self.targets, examples) or None if lone_target is None else lone_target[examples]
@@ -62,7 +69,10 @@ class Examples:
             yield _sliced(self.inputs, examples), targets, weights, _sliced(self.features, examples)
 
     def _slices(self, batch_size: int) -> Iterator[slice]:
-        return (slice(start, start + batch_size) for start in range(0, self.count, batch_size))
+        arrays = (*self.inputs.values(), *self.targets.values(), *self.features.values())
+        each = max(1, self.answer_bytes, sum(array.nbytes for array in arrays) // max(1, self.count))
+        size = max(1, min(batch_size, LARGEST_REQUEST_BYTES // each))
+        return (slice(start, start + size) for start in range(0, self.count, size))
 
 
 def examples_to_predict(file: Path, metadata: ModelMetadata) -> Examples:
@@ -75,7 +85,8 @@ def examples_to_predict(file: Path, metadata: ModelMetadata) -> Examples:
     def find() -> dict[str, Array]:
         return find_inputs(str(file), read_arrays(file), metadata.inputs)
 
-    return Examples(inputs=_reported(find, file), targets={})
+    answer_bytes = sum(map(_bytes_of_example, metadata.outputs))
+    return Examples(inputs=_reported(find, file), targets={}, answer_bytes=answer_bytes)
 
 
 def examples_to_score(file: Path, metadata: ModelMetadata, slices: Sequence[str] = ()) -> Examples:
@@ -99,6 +110,13 @@ def examples_to_score(file: Path, metadata: ModelMetadata, slices: Sequence[str]
         features=found.features,
         outputs=len(metadata.outputs),
     )
+
+
+def _bytes_of_example(output: TensorSpec) -> int:
+    """Return the size of an output for one example; 0 for texts and if an axis is open."""
+    axes = [length for length in output.shape[1:] if length is not None]
+    is_known = output.dtype != "string" and len(axes) == len(output.shape) - 1
+    return fixed_size_dtype(output.dtype).itemsize * math.prod(axes) if is_known else 0
 
 
 def _features_of(slices: Sequence[str]) -> list[str]:

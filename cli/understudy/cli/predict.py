@@ -41,7 +41,7 @@ _SHOWN_ROWS: Final = 20
     default=256,
     show_default=True,
     metavar="N",
-    help="Examples per request or batch.",
+    help="Examples per request or batch; to a server fewer, if they or their outputs have more than 8 MiB.",
 )
 @click.option(
     "--output",

@@ -267,10 +267,13 @@ def _logged_examples(folder: Path, model: ReplayedModel, limit: int | None) -> I
 
 
 def _batches(examples: Iterator[LoggedExample], size: int) -> Iterator[list[LoggedExample]]:
-    """Group examples in order into batches of the same shapes, and of the same redaction."""
+    """Group examples in order into batches of the same shapes and of the same redaction, which a request may hold."""
+    from understudy.cli.arrays import LARGEST_REQUEST_BYTES
+
     batch: list[LoggedExample] = []
     for example in examples:
-        if batch and (len(batch) == size or _form(example) != _form(batch[0])):
+        most = max(1, min(size, LARGEST_REQUEST_BYTES // max(1, _bytes_of(example))))
+        if batch and (len(batch) >= most or _form(example) != _form(batch[0])):
             yield batch
             batch = []
         batch.append(example)

@@ -106,15 +106,17 @@ batch_size_option = click.option(
     default=256,
     show_default=True,
     metavar="N",
-    help="Examples per batch.",
+    help="Examples per batch; to a server fewer, if they have more than 8 MiB.",
 )
 
 
 def counted_batches(examples: Examples, batch_size: int, advance: ProgressCallback) -> Iterator[tuple[Any, ...]]:
     """Yield examples in batches, reporting progress."""
-    for index, batch in enumerate(examples.batches_of(batch_size)):
-        advance(index * batch_size, examples.count)
+    sent = 0
+    for batch in examples.batches_of(batch_size):
+        advance(sent, examples.count)
         yield batch
+        sent += len(next(iter(batch[0].values())))
 
 
 @contextmanager
