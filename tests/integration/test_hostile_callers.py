@@ -173,7 +173,7 @@ def test_a_stream_that_waits_for_its_caller_keeps_nothing_of_its_batches(
     service.wait_ready()
     over = threading.Event()
     large = batch()
-    large.batch.features["unused"].CopyFrom(encode(np.zeros((4, LARGE_BYTES), np.uint8)))
+    large.batch.features["unused"].CopyFrom(encode(np.zeros((4, LARGE_BYTES // 3), np.uint8)))
 
     def quiet() -> Iterator[evaluation_pb2.EvaluateRequest]:
         yield large
