@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ from understudy.checkpoints.inspection.bounds import parse_json
 from .conftest import WriteKeras
 
 PATIENCE_SECONDS = 60
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[inspector._Pool]:
+    """Give this test its own processes: those that earlier tests left may be forks, which other signals reach."""
+    pool = inspector._Pool()
+    monkeypatch.setattr(inspector, "_POOL", pool)
+    yield pool
+    pool.close()
 
 
 def apart(work: str, **limits: int) -> dict[str, Any]:
@@ -75,13 +85,13 @@ def test_a_missing_file_is_no_damage(tmp_path: Path) -> None:
         inspect_content(ModelKind.HDF5, tmp_path / "model.h5")
 
 
-def test_a_worker_that_died_is_replaced(tmp_path: Path, write_keras: WriteKeras) -> None:
+def test_a_worker_that_died_is_replaced(tmp_path: Path, write_keras: WriteKeras, pool: inspector._Pool) -> None:
     path = write_keras(tmp_path / "model.keras")
     inspect_content(ModelKind.KERAS, path)
-    worker = inspector._POOL._borrow()
+    worker = pool._borrow()
     worker._process.kill()
     worker._process.wait(PATIENCE_SECONDS)
-    inspector._POOL._return(worker)
+    pool._return(worker)
 
     assert inspect_content(ModelKind.KERAS, path)["digest"]
 
@@ -102,16 +112,20 @@ def test_a_worker_that_dies_meanwhile_is_the_machine_s_fault(tmp_path: Path, wri
 
 
 def test_a_machine_too_busy_to_read_a_file_says_nothing_about_it_and_it_is_read_later(
-    tmp_path: Path, write_keras: WriteKeras, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    write_keras: WriteKeras,
+    pool: inspector._Pool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     write_keras(theirs / "model-1.keras", iterations=1)
     later = iter(range(100))
     source = FolderSource(theirs, tmp_path / "staging", clock=lambda: float(next(later)))
-    worker = inspector._POOL._borrow()
+    worker = pool._borrow()
     os.kill(worker._process.pid, signal.SIGSTOP)
-    inspector._POOL._return(worker)
+    pool._return(worker)
     with monkeypatch.context() as patch:
         patch.setattr(inspector, "_PATIENCE", 0.01)
         assert polled(source) == []
@@ -137,14 +151,16 @@ def test_two_threads_inspect_at_the_same_time(tmp_path: Path, write_keras: Write
     assert len(inspector._POOL._idle) <= inspector._IDLE_WORKERS
 
 
-def test_inspections_one_after_the_other_share_a_worker(tmp_path: Path, write_keras: WriteKeras) -> None:
+def test_inspections_one_after_the_other_share_a_worker(
+    tmp_path: Path, write_keras: WriteKeras, pool: inspector._Pool
+) -> None:
     """Starting one takes a hundred times as long as an inspection."""
     path = write_keras(tmp_path / "model.keras")
     inspect_structure(ModelKind.KERAS, path)
-    running = {worker._process.pid for worker in inspector._POOL._idle}
+    running = {worker._process.pid for worker in pool._idle}
     for _ in range(5):
         inspect_structure(ModelKind.KERAS, path)
-    assert {worker._process.pid for worker in inspector._POOL._idle} == running
+    assert {worker._process.pid for worker in pool._idle} == running
 
 
 def test_the_workers_end_with_their_process(tmp_path: Path, write_keras: WriteKeras) -> None:
