@@ -146,7 +146,7 @@ def be_malicious(folder: Path, step: int, chance: random.Random, saved: Saved) -
 
 
 def _cut(file: Path, chance: random.Random) -> None:
-    os.truncate(file, chance.randrange(max(1, file.stat().st_size)))
+    os.truncate(file, chance.randrange(max(1, file.stat().st_size - 1)))  # without its last line break, JSON is whole
 
 
 def _flip(file: Path, chance: random.Random) -> None:
