@@ -69,6 +69,16 @@ def test_large_examples_are_sent_a_few_at_a_time(run: Run, script: Script, tmp_p
     assert [len(examples) for examples in sent] == [2] * 10, "five requests of 6 MiB for each command"
 
 
+def test_large_examples_are_asked_about_a_few_at_a_time(run: Run, tmp_path: Path) -> None:
+    """By ``drift``, whose 256 examples of a batch would be a message of 30 MiB here."""
+    file = saved(tmp_path, image=np.arange(10, dtype=np.float32)[:, None] * np.ones(3 << 18, np.float32))
+
+    shown = run("drift", file, "--against", file, "--version", "80", "--max-features", "2", "--json")
+
+    (report,) = lines_of_json(shown)
+    assert {feature["kind"] for feature in report["features"]} == {"input", "score", "class"}
+
+
 def test_examples_with_large_answers_are_sent_a_few_at_a_time() -> None:
     examples = Examples(inputs={"latent": X}, targets={}, answer_bytes=3 << 20)
     assert [len(each["latent"]) for each in examples.inputs_by(256)] == [2] * 5

@@ -85,8 +85,12 @@ def examples_to_predict(file: Path, metadata: ModelMetadata) -> Examples:
     def find() -> dict[str, Array]:
         return find_inputs(str(file), read_arrays(file), metadata.inputs)
 
-    answer_bytes = sum(map(_bytes_of_example, metadata.outputs))
-    return Examples(inputs=_reported(find, file), targets={}, answer_bytes=answer_bytes)
+    return to_predict(_reported(find, file), metadata.outputs)
+
+
+def to_predict(inputs: Mapping[str, Array], outputs: Sequence[TensorSpec]) -> Examples:
+    """Return inputs as examples to send to a model with these outputs."""
+    return Examples(inputs=inputs, targets={}, answer_bytes=sum(map(_bytes_of_example, outputs)))
 
 
 def examples_to_score(file: Path, metadata: ModelMetadata, slices: Sequence[str] = ()) -> Examples:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import click
+import numpy as np
 
 from understudy.cli.answer_tasks import answer_tasks
 from understudy.cli.asked_version import AskedVersion
@@ -138,6 +139,7 @@ class _Scorer:
 
     def outputs_for(self, inputs: Arrays) -> Arrays:
         """Return the outputs for inputs, which are cast to the model's dtypes."""
+        from understudy.cli.arrays import to_predict
         from understudy.evaluator.evaluation.drift import renamed_to_match
         from understudy.experiments.example_arrays import find_inputs
         from understudy.experiments.experiment_errors import ExampleError
@@ -145,7 +147,9 @@ class _Scorer:
         takes = self._version.model.inputs
         with reported(ExampleError):
             found = find_inputs("the data", renamed_to_match(inputs, [spec.name for spec in takes]), takes)
-        return self._version.predict(found)
+        examples = to_predict(found, self._version.model.outputs)
+        answers = [self._version.predict(each) for each in examples.inputs_by(examples.count)]
+        return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
 
 
 def _show(report: DriftReport, sample: str, against: str) -> None:
