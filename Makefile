@@ -52,14 +52,25 @@ COMPILED = proto clients checkpoints experiments trainer evaluator service cli t
 WORKERS ?= 4
 
 .PHONY: test
-test: $(VENV)/.installed ## Run the tests, in WORKERS=4 processes
+test: PYTEST_SELECTION = $(or $(T),-m "not long")
+test: test-tools ## Run the tests but the long ones, in WORKERS=4 processes (about 10 minutes on two cores)
+	$(PYTEST)
+
+.PHONY: test-long
+test-long: PYTEST_SELECTION = -m long $(T)
+test-long: test-tools ## Run the long tests: whole jobs, fleets, load, programs of others (about 8 minutes)
+	$(PYTEST)
+
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10 $(PYTEST_SELECTION)
+
+.PHONY: test-tools
+test-tools: $(VENV)/.installed
 	tools/fetch_prometheus.sh
 	tools/fetch_h2load.sh || echo "so the tests with h2load will be skipped" >&2
 	tools/fetch_browser.sh || echo "so the tests of the page in a browser will be skipped" >&2
 	for client in triton tfserving node manifests; do \
 		tools/fetch_clients.sh $$client || echo "so the tests with $$client will be skipped" >&2; done
 	$(BIN)/python -m compileall -q $(COMPILED) # once; the processes of pytest would all do it at the same time
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10 $(T)
 
 WHEELHOUSE ?= wheelhouse
 # If there is a wheelhouse, install from it without network access.

@@ -28,7 +28,7 @@ CLIENT_PACKAGES = {
     "typing-extensions",  # grpcio's
 }
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 Install = Callable[[str], Path]
 

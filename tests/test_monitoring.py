@@ -9,9 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from testkit.prometheus_tools import tool
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parent.parent
 RULE_FILES = [ROOT / "deploy" / "prometheus" / name for name in ("alerts.yml", "objectives.yml")]

@@ -23,6 +23,8 @@ from understudy.evaluator.serving.following import DOWNLOADS_DIR
 from understudy.experiments import load_experiment
 from understudy.trainer import TrainSettings, train
 
+pytestmark = pytest.mark.long
+
 STEPS = 40
 SMALLER = """
 - { op: replace, path: /spec/replicatedJobs/%d/template/spec/template/spec/containers/0/args/3, value: --steps=40 }

@@ -67,6 +67,7 @@ def is_prepared(page: Path) -> bool:
     return tuple(example for example in examples_of(page) if not example.needs)[: len(PREPARATION)] == PREPARATION
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [*filter(is_prepared, PAGES)], ids=name_of)
 @pytest.mark.timeout(600)
 def test_every_example_of_a_page_runs_beside_the_digits_service(page: Path, shared_session: Session) -> None:
@@ -75,6 +76,7 @@ def test_every_example_of_a_page_runs_beside_the_digits_service(page: Path, shar
             shared_session.run(example)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [README, *itertools.filterfalse(is_prepared, PAGES)], ids=name_of)
 @pytest.mark.timeout(600)
 def test_every_example_of_a_page_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:

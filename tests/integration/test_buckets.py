@@ -28,6 +28,8 @@ from understudy.cli.main import main
 from understudy.clients import Client
 from understudy.evaluator.evaluator_errors import ConfigurationError
 
+pytestmark = pytest.mark.long
+
 END_SECONDS = 60
 
 

@@ -13,6 +13,8 @@ from understudy.checkpoints import RunDir
 from understudy.checkpoints.evaluation_results import EvaluationResults
 from understudy.checkpoints.layout import MODEL_FILE
 
+pytestmark = pytest.mark.long
+
 OPTIONS = ("--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboard")
 SERVING = ("--grpc-port", "0", "--http-port", "0", "--exit-when-finished")
 

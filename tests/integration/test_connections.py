@@ -32,6 +32,8 @@ from understudy.service.front_end import HANDSHAKE_SECONDS, MAX_STREAMS
 from understudy.v1 import prediction_pb2
 from understudy.wire import encode_all
 
+pytestmark = pytest.mark.long
+
 MIB = 1 << 20
 BODY_MIB = 32
 BODY_BYTES = 4 * MIB

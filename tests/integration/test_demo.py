@@ -18,6 +18,8 @@ from testkit.preloading import preloaded
 from understudy.checkpoints import RunDir
 from understudy.clients import Client
 
+pytestmark = pytest.mark.long
+
 _SECONDS = 240
 
 _INTERVAL = r"\d\.\d{4} \[\d\.\d{4}, \d\.\d{4}\]\n"

@@ -29,6 +29,8 @@ from understudy.clients import Client, InvalidArgumentError, Metric
 from understudy.v1 import evaluation_pb2, evaluation_pb2_grpc, tensor_pb2
 from understudy.wire import encode
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module", params=FRONT_ENDS)
 def service(

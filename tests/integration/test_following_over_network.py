@@ -44,6 +44,8 @@ from understudy.service.fleet import fleet_handler
 from understudy.service.fleet.fleet_handler import MAX_READS
 from understudy.v1 import fleet_pb2, fleet_pb2_grpc
 
+pytestmark = pytest.mark.long
+
 Start = Callable[..., RunningService]
 
 SECONDS = 60

@@ -16,6 +16,8 @@ from testkit.preloading import preloaded
 from testkit.training_harness import Task, leave_none, start_training, tf_config
 from understudy.checkpoints import RunDir
 
+pytestmark = pytest.mark.long
+
 STEPS = 40
 OPTIONS = ("--steps", str(STEPS), "--checkpoint-every", "20", "--no-tensorboard", "--wait-for-evaluation", "60")
 SECONDS = 60.0

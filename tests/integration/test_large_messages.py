@@ -15,6 +15,8 @@ from understudy.checkpoints.keras_signature import signature_of
 from understudy.checkpoints.layout import MODEL_FILE
 from understudy.clients import MessageTooLargeError
 
+pytestmark = pytest.mark.long
+
 WIDTH = 262_144
 MIB_PER_ROW = WIDTH * 4 // 2**20
 ROWS = 112

@@ -14,6 +14,8 @@ from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model
 from testkit.in_process import RunningService, until
 from understudy.clients import AsyncClient, Client, FailedPreconditionError, InvalidArgumentError, UnderstudyError
 
+pytestmark = pytest.mark.long
+
 ALTERNATIONS = 4
 WIDER = WIDTH + 1
 WIDE_STEP = ALTERNATIONS + 2

@@ -24,6 +24,8 @@ from understudy.evaluator.types import EvaluationOutcome, EvaluationRecord
 from understudy.service.page import change_feed, page_call
 from understudy.service.page.change_feed import ChangeFeed
 
+pytestmark = pytest.mark.long
+
 STEPS = (10, 20, 30)
 REFUSED_STEP = 40
 MANY_STEP = 5

@@ -28,6 +28,8 @@ from understudy.service.callers.callers_file import hash_text
 from understudy.service.handlers.inference import encode_raw
 from understudy.service.logging import WITHHELD
 
+pytestmark = pytest.mark.long
+
 MODEL = "secretive"
 STEP = 7
 TOKEN = "key"  # noqa: S105 - of a test

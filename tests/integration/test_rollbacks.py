@@ -17,6 +17,8 @@ from testkit.in_process import RunningService, running_service, until
 from understudy.cli.main import main
 from understudy.clients import Client, FailedPreconditionError
 
+pytestmark = pytest.mark.long
+
 
 def roll_back_by_command(target: str) -> Any:
     result = CliRunner().invoke(main, ["promote", "--roll-back", "--json", "--target", target])

@@ -20,6 +20,8 @@ from understudy.cli.main import main
 from understudy.evaluator.model.slot import Slot
 from understudy.service.fleet import fleet_handler
 
+pytestmark = pytest.mark.long
+
 SOON = "canary=30%,after=3s"
 LATE = "canary=30%,after=1h"
 

@@ -16,6 +16,8 @@ from testkit.in_process import WAIT_SECONDS, until
 from understudy.clients import Client
 from understudy.service.fleet import fleet_handler
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def fleet(tmp_path: Path, replicas: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:

@@ -29,6 +29,8 @@ from understudy.evaluator.types import EvaluationOutcome
 from understudy.service.fleet import fleet_handler
 from understudy.service.traffic import traffic_sample
 
+pytestmark = pytest.mark.long
+
 SOON = "shadow=100%,after=1s,requests=20,disagreement=5%"
 LATE = "shadow=100%,after=1h,requests=20,disagreement=5%"
 BLOCKED_SECONDS = 100.0

@@ -33,6 +33,8 @@ from understudy.service.server import Service
 from understudy.service.service_errors import SettingsError
 from understudy.service.settings import ServeSettings
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:

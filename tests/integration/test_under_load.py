@@ -28,6 +28,8 @@ from understudy.evaluator.evaluator_errors import DeviceError
 from understudy.v1 import prediction_pb2, prediction_pb2_grpc
 from understudy.wire import encode
 
+pytestmark = pytest.mark.long
+
 PREDICTIONS = 3_000
 SWAPS = 20
 FIRST_STEP = 5

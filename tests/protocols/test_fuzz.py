@@ -12,6 +12,8 @@ from testkit.preloading import preloaded
 from testkit.served import Pair, plain_model, publish, serving
 from testkit.values import PLAIN, PLAIN_STEPS
 
+pytestmark = pytest.mark.long
+
 REQUESTS = 400
 
 

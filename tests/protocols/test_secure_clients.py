@@ -29,7 +29,7 @@ from testkit.prometheus_tools import scraping, value_of
 from testkit.secure_sites import READERS_TOKEN, STEP, Site, serving_sites, write_sites
 from understudy.clients import AsyncClient, Client, PermissionDeniedError, UnauthenticatedError
 
-pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(INSTALL_SECONDS + 60)]
 
 NAMES = [f"{front_end} {way}" for front_end in AVAILABLE for way in ("token", "certificate")]
 EXPECTED = [2.5 * STEP, 0.5 * STEP]

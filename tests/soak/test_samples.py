@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 280.0
 LONG_SECONDS = 360.0
 
 
-pytestmark = pytest.mark.usefixtures("quick_starts")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_starts")]
 
 
 def soak(topic: str, count: int, folder: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from understudy.checkpoints.layout import MODEL_FILE
 OPTIONS = ("--steps", str(STEPS), "--checkpoint-every", "5", "--steps-per-call", "3", "--no-tensorboard")
 PEER_LOST = 4
 
-pytestmark = pytest.mark.timeout(3 * TIMEOUT_SECONDS)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3 * TIMEOUT_SECONDS)]
 PREEMPTED = 143
 
 

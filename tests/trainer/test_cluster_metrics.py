@@ -14,6 +14,8 @@ from testkit.ports import free_ports
 from testkit.prometheus_tools import dashboard_queries, scraping, value_of
 from testkit.training_harness import BATCH, cluster
 
+pytestmark = pytest.mark.long
+
 ENDLESS = ("--steps", "1000000", "--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboard")
 
 

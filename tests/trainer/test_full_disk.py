@@ -14,6 +14,8 @@ from testkit.training_harness import STEPS, Dense, Linear, run
 from understudy.checkpoints import RunDir, read_training_status
 from understudy.trainer import PublishError
 
+pytestmark = pytest.mark.long
+
 FIRST = 5
 
 

@@ -56,6 +56,7 @@ PASS_SIZE = 3
 """The most examples of one call of a model; evaluations have larger batches."""
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore"),
     # Not imported here: Ray reads its environment once, with its first import.
