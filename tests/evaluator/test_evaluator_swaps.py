@@ -24,7 +24,7 @@ from understudy.evaluator.evaluator_errors import InvalidInputError, ModelChange
 from understudy.evaluator.model import frozen
 from understudy.evaluator.types import Batch, EvaluationResult
 
-pytestmark = pytest.mark.usefixtures("logical_cpus")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("logical_cpus")]
 
 
 @pytest.fixture

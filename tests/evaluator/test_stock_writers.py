@@ -12,6 +12,8 @@ import pytest
 
 from testkit.preloading import preloaded
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 1
 

@@ -20,6 +20,8 @@ from testkit.in_process import until
 from understudy.clients import NotFoundError, PermissionDeniedError
 from understudy.v1 import model_pb2, model_pb2_grpc
 
+pytestmark = pytest.mark.long
+
 SETTINGS: Mapping[str, Any] = {"log_level": "error", "log_format": "json"}
 EVENTS = ("serving version requested", "gate decided", "caller refused")
 AUDIT = '"understudy.audit"'

@@ -33,6 +33,8 @@ from understudy.service.calls.caller import Group
 from understudy.v1 import model_pb2, prediction_pb2
 from understudy.wire import encode
 
+pytestmark = pytest.mark.long
+
 STEP = 10
 SECONDS = 30.0
 WATCHED_SECONDS = 0.5

@@ -38,6 +38,8 @@ from understudy.evaluator.serving.decision_file import DECISION_FILE
 from understudy.evaluator.types import EvaluationRecord
 from understudy.v1 import prediction_pb2_grpc
 
+pytestmark = pytest.mark.long
+
 START_SECONDS = 200.0
 END_SECONDS = 100.0
 FREE_PORTS = ("--grpc-port=0", "--http-port=0")

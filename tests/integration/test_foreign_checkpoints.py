@@ -22,6 +22,8 @@ from understudy.cli.main import main
 from understudy.clients import FailedPreconditionError, InvalidArgumentError, Metric
 from understudy.evaluator.evaluator_errors import ConfigurationError
 
+pytestmark = pytest.mark.long
+
 EXPERIMENT = """
 import numpy as np
 import tensorflow as tf

@@ -60,9 +60,9 @@ def test_by_default_grpcio_takes_no_message_that_it_would_copy_for_long(
     service = run_service({}, {"max_batch_size": BATCH_ROWS})
     service.wait_ready()
     client = service.client(timeout_seconds=60)
-    rows = np.random.default_rng(0).random((17, WIDTH), dtype=np.float32)
+    rows = np.random.default_rng(0).random((11, WIDTH), dtype=np.float32)
 
-    assert np.array_equal(client.predict({"x": rows[:15]}).outputs["y"], rows[:15])
+    assert np.array_equal(client.predict({"x": rows[:9]}).outputs["y"], rows[:9])
     if front_end == "grpcio":
         with pytest.raises(MessageTooLargeError, match="send fewer examples at once, or raise"):
             client.predict({"x": rows})

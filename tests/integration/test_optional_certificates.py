@@ -19,7 +19,7 @@ from testkit.checkpoints import Chief
 from testkit.front_ends import ENVOY, needs_envoy
 from testkit.in_process import WAIT_SECONDS, RunningService, running_service
 
-pytestmark = needs_envoy
+pytestmark = [pytest.mark.long, needs_envoy]
 
 TOKEN = ("authorization", "Bearer of-the-app")
 

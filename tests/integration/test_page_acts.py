@@ -21,6 +21,8 @@ from testkit.slow_batches import SlowBatches
 from testkit.webhook_receiver import SECRET, Receiver, receiving, status
 from understudy.service.page import page_call
 
+pytestmark = pytest.mark.long
+
 STEPS = (10, 20, 30)
 DATASET = "test"
 SECONDS = 30.0

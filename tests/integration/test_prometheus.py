@@ -15,6 +15,8 @@ from testkit.checkpoints import Chief, ones
 from testkit.in_process import RunningService, until
 from testkit.prometheus_tools import dashboard_queries, scraping, tool, value_of
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def prometheus(service: RunningService, tmp_path: Path) -> Iterator[httpx.Client]:

@@ -24,6 +24,8 @@ from testkit.prometheus_tools import scraping, value_of
 from understudy.cli.main import main
 from understudy.clients import AsyncClient, Client, UnavailableError
 
+pytestmark = pytest.mark.long
+
 STEP = 10
 AT_ONCE: Final[dict[str, Any]] = {"options": [("grpc.enable_retries", 0)], "timeout_seconds": WAIT_SECONDS}
 """The arguments of a client that reports the first failure."""

@@ -25,6 +25,8 @@ from testkit.otlp_receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
 from understudy.clients import InvalidArgumentError
 from understudy.service.tracing.tracing import trace_id_of
 
+pytestmark = pytest.mark.long
+
 PREDICT = "understudy.v1.PredictionService/Predict"
 INFER = "POST /v2/models/{model}/infer"
 STEP = 10

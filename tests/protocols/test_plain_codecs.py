@@ -11,7 +11,7 @@ from testkit.front_ends import GRPCIO
 from testkit.values import WIDTH
 from understudy.clients import Client, PredictResult
 
-pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 60)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(INSTALL_SECONDS + 60)]
 
 PLAIN = "plain-codecs"
 """The front end of `testkit.plugins`."""

@@ -25,6 +25,8 @@ from benchmarks.speed.servers import floor, own
 from benchmarks.speed.workers import Worker
 from testkit.preloading import preloaded
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent.parent
 
 

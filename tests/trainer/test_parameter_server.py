@@ -26,6 +26,8 @@ from understudy.trainer.parameter_server.parameter_server_job import ParameterSe
 from understudy.trainer.parameter_server.servers import wait_for_chief
 from understudy.trainer.strategies import training_task
 
+pytestmark = pytest.mark.long
+
 ROLES = ("chief", "worker", "worker", "ps")
 OPTIONS = ("--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboard", "--keep-checkpoints", "100000")
 PEER_LOST = 4

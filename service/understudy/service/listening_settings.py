@@ -15,8 +15,8 @@ _ROOT_PATH = re.compile(r"(/(?!\.)[A-Za-z0-9._~-]+)*")
 _LARGEST_PORT = 65535
 _LARGEST_MESSAGE_MIB = 2047
 _MESSAGE_MIB = 256
-_GRPCIO_MESSAGE_MIB = 16
-"""gRPC copies messages on the event loop: 16 MiB in about 6 ms; see `docs/decisions/large-messages.md`."""
+_GRPCIO_MESSAGE_MIB = 10
+"""gRPC copies messages on the event loop, 10 MiB in up to 18 ms: see `docs/decisions/large-messages.md`."""
 _LARGEST_SECONDS = 2_000_000
 """About what gRPC can hold in milliseconds."""
 _HTTP_SHARE = 4
@@ -134,7 +134,7 @@ class ListeningSettings:
     max_message_mib: int | None = field(
         default=None,
         metadata={
-            "help": "The largest message to receive or send, in MiB; by default 16 on the grpcio front end, where "
+            "help": "The largest message to receive or send, in MiB; by default 10 on the grpcio front end, where "
             "other calls wait while gRPC copies a larger one, and 256 on others.",
             "metavar": "MIB",
         },

@@ -32,7 +32,7 @@ FILES = {
 }
 
 
-pytestmark = pytest.mark.timeout(2 * TIMEOUT_SECONDS)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * TIMEOUT_SECONDS)]
 
 
 @pytest.fixture(scope="module")

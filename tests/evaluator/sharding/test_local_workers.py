@@ -40,7 +40,7 @@ from understudy.experiments import load_experiment
 
 from .conftest import EXAMPLES, STEP, Case
 
-pytestmark = pytest.mark.usefixtures("quick_starts")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_starts")]
 
 
 class Pools:

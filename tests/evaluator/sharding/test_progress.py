@@ -39,7 +39,7 @@ DRIVER = Path(__file__).parent / "driver.py"
 MIDDLE = 104
 """The examples that are scored when half of them are, in whole batches."""
 
-pytestmark = pytest.mark.usefixtures("quick_starts")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_starts")]
 
 
 class Pools:

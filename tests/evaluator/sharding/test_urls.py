@@ -20,7 +20,7 @@ from understudy.evaluator.sharding.work import DataSource, described, open_data,
 
 from .conftest import BATCH_SIZE, EXAMPLES, FIRST_FILE, Case, write_records
 
-pytestmark = pytest.mark.usefixtures("quick_starts")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("quick_starts")]
 
 
 def said(status: int, *arguments: object) -> str:

@@ -15,6 +15,8 @@ from understudy.evaluator.evaluator_errors import TrialError
 from understudy.evaluator.tuning.choice import SIZES, CallCost, Threads, choose
 from understudy.evaluator.tuning.trial import TrialRequest, gains_of_two, run_trial
 
+pytestmark = pytest.mark.long
+
 MOST_SECONDS = 100.0
 
 

@@ -19,7 +19,7 @@ from understudy.evaluator.settings import DEFAULT_MAX_BATCH_SIZE, CheckpointLoca
 from understudy.evaluator.tuning import self_tuner
 from understudy.evaluator.tuning.tuning_file import TUNING_FILE
 
-pytestmark = pytest.mark.usefixtures("logical_cpus")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("logical_cpus")]
 
 
 @pytest.fixture
