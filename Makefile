@@ -58,7 +58,7 @@ test: test-tools ## Run the tests but the long ones, in WORKERS=4 processes (abo
 
 .PHONY: test-long
 test-long: PYTEST_SELECTION = -m long $(T)
-test-long: test-tools ## Run the long tests: whole jobs, fleets, load, programs of others (about 8 minutes)
+test-long: test-tools ## Run the long tests: whole jobs, fleets, load, programs of others (about 12 minutes)
 	$(PYTEST)
 
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10 $(PYTEST_SELECTION)

@@ -16,6 +16,8 @@ from understudy.checkpoints import MODEL_FILE, RunDir
 from understudy.clients import Evaluation, UnavailableError
 from understudy.evaluator.serving.promotion import PinFile
 
+pytestmark = pytest.mark.long
+
 
 def test_a_refused_checkpoint_is_told_with_its_numbers_and_can_be_pinned_all_the_same(
     run_service: Run, chief: Chief, dataset_file: Path

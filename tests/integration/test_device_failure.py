@@ -22,6 +22,8 @@ from understudy.service.grpcio.grpc_server import server_of
 from understudy.service.server import Service
 from understudy.service.settings import ServeSettings
 
+pytestmark = pytest.mark.long
+
 LIMIT = 8
 """The service tries the devices each second while they fail, and as many failures again end it; so it has 8 seconds."""
 POISON = -99.0

@@ -19,6 +19,8 @@ from understudy.evaluator.factory import create_evaluator
 from understudy.evaluator.observer import SilentObserver
 from understudy.evaluator.settings import CheckpointLocation, EvaluatorSettings
 
+pytestmark = pytest.mark.long
+
 Start = Callable[..., RunningService]
 
 

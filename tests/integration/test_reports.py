@@ -21,6 +21,8 @@ from understudy.cli.main import main
 from understudy.clients import AsyncClient, Client, InvalidArgumentError, NotFoundError, OutputTask, UnavailableError
 from understudy.evaluator.datasets.dataset import load_npz
 
+pytestmark = pytest.mark.long
+
 STEPS = (10, 20)
 DATASETS = ("test", "large")
 CLASSES, WIDTH, EXAMPLES = 3, 4, 90

@@ -24,6 +24,8 @@ from understudy.checkpoints.signing import public_file, write_key_pair
 from understudy.cli.main import main
 from understudy.clients import Client
 
+pytestmark = pytest.mark.long
+
 EVALUATOR = {"load_attempts": 2, "load_retry_seconds": 0.05}
 
 

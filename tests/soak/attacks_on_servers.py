@@ -112,7 +112,7 @@ def large_evaluations(served: Served) -> Iterator[str]:
 
 def flood_of_evaluations(served: Served) -> Iterator[str]:
     """Begin evaluations that send ten times the memory that their messages may hold together."""
-    yield from _evaluate_at_once(served, streams=32, size=32 * _MEBIBYTE)
+    yield from _evaluate_at_once(served, streams=128, size=8 * _MEBIBYTE)
 
 
 def _evaluate_at_once(served: Served, *, streams: int, size: int) -> Iterator[str]:
@@ -268,7 +268,7 @@ def compressed_calls(served: Served) -> Iterator[str]:
     from testkit.hostile_connections import call_compressed
 
     with served.connect() as connection:
-        statuses = call_compressed(connection, _PREDICT, [gzip.compress(bytes(16 * _MEBIBYTE))] * 10)
+        statuses = call_compressed(connection, _PREDICT, [gzip.compress(bytes(8 * _MEBIBYTE))] * 10)
     if set(statuses) != {str(grpc.StatusCode.INVALID_ARGUMENT.value[0])}:
         yield f"compressed zeros: {statuses}"
 

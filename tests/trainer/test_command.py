@@ -18,6 +18,8 @@ from testkit.training_harness import start_training, weights_of
 from understudy.checkpoints import DirectoryLock
 from understudy.cli.main import main
 
+pytestmark = pytest.mark.long
+
 OPTIONS = ("--steps", "10", "--checkpoint-every", "10", "--no-tensorboard")
 
 

@@ -24,6 +24,8 @@ from understudy.trainer import (
 from understudy.trainer.leaving import wait_for_evaluation
 from understudy.trainer.stopping import StopMode
 
+pytestmark = pytest.mark.long
+
 
 def publish(run_dir: Path, *losses: float, settled: bool = True, digest: str = "d") -> None:
     """Publish results of steps 1, 2, ... as an evaluator does."""

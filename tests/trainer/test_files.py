@@ -35,6 +35,8 @@ from understudy.trainer import DataError, SilentReporter
 from understudy.trainer.batches import Share, global_batches
 from understudy.trainer.data import DataPlan, plan_data
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from understudy.experiments.experiment_data import TrainingData
 

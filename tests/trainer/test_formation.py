@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from testkit.ports import free_ports
 from testkit.preloading import VARIABLE
 from testkit.training_harness import Task, leave_none, start_training, tf_config
 from understudy.checkpoints import RunDir
+
+pytestmark = pytest.mark.long
 
 CLUSTER_TIMEOUT = 7
 PREEMPTED = 143

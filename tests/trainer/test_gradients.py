@@ -18,6 +18,8 @@ from understudy.trainer.data import plan_data
 from understudy.trainer.settings import CrossDeviceOpsName
 from understudy.trainer.strategies import build_strategy
 
+pytestmark = pytest.mark.long
+
 PACK_BYTES = 1000
 
 
