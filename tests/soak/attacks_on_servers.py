@@ -112,7 +112,7 @@ def large_evaluations(served: Served) -> Iterator[str]:
 
 def flood_of_evaluations(served: Served) -> Iterator[str]:
     """Begin evaluations that send ten times the memory that their messages may hold together."""
-    yield from _evaluate_at_once(served, streams=128, size=8 * _MEBIBYTE)
+    yield from _evaluate_at_once(served, streams=32, size=32 * _MEBIBYTE)
 
 
 def _evaluate_at_once(served: Served, *, streams: int, size: int) -> Iterator[str]:
