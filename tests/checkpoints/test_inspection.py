@@ -71,6 +71,16 @@ def test_a_crash_is_an_answer() -> None:
     assert apart("os.abort()") == {"signal": signal.SIGABRT}
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_signal_that_a_scheduler_sends_says_nothing_about_the_file(
+    tmp_path: Path, write_keras: WriteKeras, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    path = write_keras(tmp_path / "model.keras")
+    monkeypatch.setattr(inspector._Worker, "ask", lambda *_: apart(f"os.kill(os.getpid(), {int(number)})"))
+    with pytest.raises(OSError, match="was killed"):
+        inspect_content(ModelKind.KERAS, path)
+
+
 def test_no_file_can_be_written(tmp_path: Path) -> None:
     target = tmp_path / "file"
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,12 @@ Start = Callable[..., "ServeProcess"]
 class ServeProcess:
     """A running ``understudy serve``."""
 
-    def __init__(self, *arguments: str | Path, state_home: Path) -> None:
+    def __init__(self, *arguments: str | Path, state_home: Path, prefix: Sequence[str], in_terminal: bool) -> None:
+        environ = {} if in_terminal else preloaded()  # whose processes are not in this one's group
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "understudy.cli", "serve", *map(str, arguments)],
-            env={**os.environ, **preloaded(), "XDG_STATE_HOME": str(state_home), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            [*prefix, sys.executable, "-m", "understudy.cli", "serve", *map(str, arguments)],
+            env={**os.environ, **environ, "XDG_STATE_HOME": str(state_home), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -72,8 +74,17 @@ class ServeProcess:
             watchdog.cancel()
         raise AssertionError(f"it ended before it said {word}: {self.end()[1]}")
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def has_ended_by(self, number: signal.Signals) -> bool:
+        """Send a signal, and return whether the process has ended."""
+        self._process.send_signal(number)
+        return self._process.poll() is not None
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal as a terminal does, to all processes."""
+        os.killpg(self._process.pid, number)
 
     def end(self) -> tuple[int, str]:
         """Wait until it ends; return its exit status and what it wrote to standard error."""
@@ -90,9 +101,14 @@ class ServeProcess:
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     processes = []
 
-    def start(*arguments: str | Path) -> ServeProcess:
+    def start(*arguments: str | Path, prefix: Sequence[str] = (), in_terminal: bool = False) -> ServeProcess:
         front_end = f"--frontend={request.param}"
-        process = ServeProcess(*arguments, front_end, *FREE_PORTS, state_home=tmp_path / "state")
+        process = ServeProcess(
+            *(*arguments, front_end, *FREE_PORTS),
+            state_home=tmp_path / "state",
+            prefix=prefix,
+            in_terminal=in_terminal,
+        )
         processes.append(process)
         return process
 
@@ -132,7 +148,7 @@ def test_a_folder_of_plain_keras_files_is_served_and_scored_and_sigterm_loses_no
         assert client.metadata().replicas == 2
         answers = [pool.submit(client.predict, {"x": ones(1)}) for _ in range(8)]
         until(lambda: "understudy_queue_examples 8.0" in client.metrics())
-        process.signal(signal.SIGTERM)
+        process.send(signal.SIGTERM)
         rows = trained.predict(ones(1), verbose=0)
         for answer in answers:
             assert answer.result().step == last_step
@@ -151,13 +167,55 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, start: Start) -> None:
         never_ending = stub.PredictStream(iter(gone.wait, True))
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        process.signal(signal.SIGINT)
+        process.send(signal.SIGINT)
         assert list(watch) == []
-        process.signal(signal.SIGTERM)
+        until(lambda: process.has_ended_by(signal.SIGTERM))
         status, _ = process.end()
         gone.set()
         never_ending.cancel()
     assert status == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_to_all_its_processes_ends_it_in_order(tmp_path: Path, start: Start, number: signal.Signals) -> None:
+    Chief(tmp_path / "run").publish(1)
+    process = start("--run-dir", tmp_path / "run", in_terminal=True)
+    process.wait_for("READY")
+    process.signal_group(number)
+    status, errors = process.end()
+    assert status == 0, errors
+    assert "Traceback" not in errors
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path, start: Start) -> None:
+    process = start("--run-dir", tmp_path / "run")
+    target = process.wait_for("LISTENING")[1]
+    gone = threading.Event()
+    with grpc.insecure_channel(target) as channel:
+        stub: Any = prediction_pb2_grpc.PredictionServiceStub(channel)
+        under_way = stub.PredictStream(iter(gone.wait, True))
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        process.send(signal.SIGTERM)
+        assert list(watch) == []
+        process.send(signal.SIGTERM)
+        gone.set()
+        assert list(under_way) == []
+        status, errors = process.end()
+    assert status == 0, errors
+
+
+def test_under_nohup_it_outlives_its_terminal(tmp_path: Path, start: Start) -> None:
+    Chief(tmp_path / "run").publish(1)
+    process = start("--run-dir", tmp_path / "run", prefix=["nohup"], in_terminal=True)
+    target = process.wait_for("READY")[1]
+    process.signal_group(signal.SIGHUP)
+    Chief(tmp_path / "run").publish(2)
+    with Client(target) as client:
+        until(lambda: client.metadata().step == 2)
+    process.send(signal.SIGTERM)
+    status, errors = process.end()
+    assert status == 0, errors
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
@@ -277,7 +335,7 @@ def test_a_run_folder_that_is_deleted_and_trained_anew_is_served_with_a_ledger_o
         assert {entry.step for _, entry in zip(range(2), client.watch_evaluations(), strict=False)} == {2, 3}
         assert {entry.step for entry in client.list_evaluations()} == {2, 3}
     assert json.loads(decision.read_bytes())["replaces"] == [identity]
-    process.signal(signal.SIGTERM)
+    process.send(signal.SIGTERM)
     status, errors = process.end()
     assert status == 0, errors
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 
 from testkit.preloading import preloaded
 from testkit.training_harness import start_training, weights_of
-from understudy.checkpoints import DirectoryLock
+from understudy.checkpoints import DirectoryLock, RunDir
 from understudy.cli.main import main
 
 pytestmark = pytest.mark.long
@@ -32,6 +33,16 @@ def test_logical_cpus_train_with_the_default_reduction(tmp_path: Path, one_devic
     assert [device.split()[0] for device in started["devices"]] == ["device=CPU:0", "device=CPU:1"]
     for one, many in zip(weights_of(one_device[0], 10), weights_of(tmp_path, 10), strict=True):
         np.testing.assert_allclose(many, one, rtol=0, atol=1e-5)
+
+
+def test_a_terminal_that_closes_loses_no_step(tmp_path: Path) -> None:
+    endless = ("--steps", "1000000", "--checkpoint-every", "1000000", "--no-tensorboard", "--keep-checkpoints", "3")
+    task = start_training("Dense", tmp_path, *endless)
+    task.wait_for("step ")
+    task.process.send_signal(signal.SIGHUP)
+    assert task.end() == 143, task.errors
+    (step,) = RunDir(tmp_path).committed_steps()
+    assert f"asked to end by SIGTERM; step {step} is saved" in task.errors
 
 
 EAGER_MODULE = """

@@ -7,6 +7,7 @@ import errno
 import importlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -99,7 +100,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; report the extra to install if it needs one, a full disk, and that it was interrupted."""
         try:
-            with missing_extras_reported():
+            with _hangup_as_sigterm(), missing_extras_reported():
                 return super().invoke(ctx)
         except click.UsageError as error:
             if not (remedy := _remedy(error)):
@@ -144,6 +145,24 @@ def _sigterm_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+@contextmanager
+def _hangup_as_sigterm() -> Iterator[None]:
+    """Have SIGHUP, which a closing terminal sends, do what SIGTERM does, unless it is ignored, as by nohup.
+
+    Where it is blocked, the front end waits for it.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    is_blocked = signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    if not is_main or is_blocked or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

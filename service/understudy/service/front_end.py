@@ -69,7 +69,13 @@ MakeFrontEnd = Callable[[ServerCertificates | None], FrontEnd]
 """Creates a front end on the running event loop, for TLS with these certificates, or without TLS."""
 
 HandleSignals = Callable[[Callable[[signal.Signals], None]], None]
-"""Has a function called on the running event loop on the first SIGTERM or SIGINT; the second ends the process."""
+"""Has a function called on the running event loop on the first SIGTERM or SIGINT; a later one ends the process.
+
+One within `SAME_SIGNAL_SECONDS` is the first again: a scheduler sends it to the process and to its supervisor, which
+forwards it.
+"""
+
+SAME_SIGNAL_SECONDS: Final = 1.0
 
 Main = Callable[[MakeFrontEnd, HandleSignals], Coroutine[Any, Any, _T]]
 """The service, from its start to its end."""
@@ -101,16 +107,22 @@ def load_front_end(name: str) -> RunFrontEnd:
 
 
 def handle_signals(on_signal: Callable[[signal.Signals], None]) -> None:
-    """Call back on the first SIGTERM or SIGINT; the second ends the process at once. For the main thread's loop."""
+    """Do what `HandleSignals` says, for the main thread's loop."""
     loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
 
     def on_first(number: signal.Signals) -> None:
-        for handled in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(handled)
-            signal.signal(handled, signal.SIG_DFL)
+        for handled in numbers:
+            loop.add_signal_handler(handled, lambda: None)
+        loop.call_later(SAME_SIGNAL_SECONDS, end_on_next)
         on_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    def end_on_next() -> None:
+        for handled in numbers:
+            loop.remove_signal_handler(handled)
+            signal.signal(handled, signal.SIG_DFL)
+
+    for number in numbers:
         loop.add_signal_handler(number, on_first, number)
 
 

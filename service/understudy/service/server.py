@@ -115,7 +115,7 @@ async def _serve_until_signalled(
     stop = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
-        _log.info("draining; a second signal ends the process at once", signal=number.name)
+        _log.info("draining; another signal, not within a second, ends the process at once", signal=number.name)
         stop.set()
 
     handle_signals(on_signal)

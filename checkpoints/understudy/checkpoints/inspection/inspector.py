@@ -28,6 +28,8 @@ _PATIENCE = 15
 
 _IDLE_WORKERS = 2
 _KILLED = "the process that read it was killed, as happens when memory runs out"
+_SENT_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)
+"""Signals that no file causes: from an operator, a scheduler or the out-of-memory killer."""
 _TOO_BUSY = "the process that read it had too little processor time"
 _WORKER = "understudy.checkpoints.inspection.worker"
 _SINGLE_THREADED = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -180,7 +182,7 @@ def _found(answer: Mapping[str, Any], kind: ModelKind, path: Path) -> Mapping[st
         raise OSError(number, text, str(path))
     if answer.get("signal") == signal.SIGALRM:
         raise TimeoutError(errno.ETIMEDOUT, _TOO_BUSY, str(path))
-    if answer.get("signal") == signal.SIGKILL:  # sent only by an operator or the out-of-memory killer
+    if answer.get("signal") in _SENT_BY_OTHERS:
         raise OSError(errno.ENOMEM, _KILLED, str(path))
     reason = answer.get("damage") or f"reading it was ended by signal {answer['signal']}"
     raise DamagedCheckpointError(f"{path.name} is not a whole {_DESCRIPTIONS[kind]}: {reason}")

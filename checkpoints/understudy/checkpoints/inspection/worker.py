@@ -11,6 +11,7 @@ import errno
 import importlib.util
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -107,4 +108,6 @@ def _answer(work: Callable[[], dict[str, Any]], limits: Limits, writer: int) -> 
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's, for the group; the owner ends this
+        signal.signal(number, signal.SIG_IGN)
     main()

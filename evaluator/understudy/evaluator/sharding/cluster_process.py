@@ -148,5 +148,6 @@ class _Commands:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the owner ends this process
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's, for the group; the owner ends this process
+        signal.signal(number, signal.SIG_IGN)
     serve(Connection(sys.stdin.fileno()))

@@ -118,5 +118,6 @@ def serve(connection: Connection[Any, Any]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the owner ends its workers
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's, for the group; the owner ends its workers
+        signal.signal(number, signal.SIG_IGN)
     serve(Connection(sys.stdin.fileno()))

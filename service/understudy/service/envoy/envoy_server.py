@@ -22,7 +22,7 @@ from understudy.service.calls.served_call import ServedMethods
 from understudy.service.envoy.asgi_app import GrpcAsgiApp
 from understudy.service.envoy.asgi_call import Receive, Scope, Send
 from understudy.service.envoy.launch import ENDING_SIGNALS, ReexecState, exec_envoy, write_secrets
-from understudy.service.front_end import Main
+from understudy.service.front_end import SAME_SIGNAL_SECONDS, Main
 from understudy.service.service_errors import FrontEndError
 from understudy.service.settings import ServeSettings
 from understudy.service.tls import ServerCertificates
@@ -100,15 +100,19 @@ class Host:
             self.launched.clean_up()
 
     def handle_signals(self, on_signal: Callable[[signal.Signals], None]) -> None:
-        """Call back on the event loop on the first SIGTERM or SIGINT; the second ends the process at once."""
+        """Do what `HandleSignals` says, for SIGHUP, too, which a closing terminal sends."""
         loop = asyncio.get_running_loop()
+        numbers = ENDING_SIGNALS & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
         def wait() -> None:
-            first = signal.sigwait(ENDING_SIGNALS)
-            loop.call_soon_threadsafe(on_signal, signal.Signals(first))
-            second = signal.sigwait(ENDING_SIGNALS)
+            number = signal.sigwait(numbers)
+            loop.call_soon_threadsafe(on_signal, signal.Signals(number))
+            same_until = time.monotonic() + SAME_SIGNAL_SECONDS
+            number = signal.sigwait(numbers)
+            while time.monotonic() < same_until:
+                number = signal.sigwait(numbers)
             self.launched.clean_up()
-            _exit_by_signal(second)
+            _exit_by_signal(number)
 
         threading.Thread(target=wait, name="signals", daemon=True).start()
 

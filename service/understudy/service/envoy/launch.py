@@ -137,8 +137,9 @@ def _status_of(ending: SystemExit) -> int:
 
 APPLICATION: Final = "understudy.service.envoy.envoy_server:app"
 
-ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
-"""Blocked in every thread; otherwise Envoy would end at once on the first signal."""
+ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Blocked in every thread, except for those that the caller ignores; otherwise Envoy would end at once on the first
+signal, or pass over the one of a closing terminal."""
 
 _WORKERS: Final = 1
 """Envoy's I/O threads. One keeps the application's single event loop busy."""
@@ -191,7 +192,8 @@ def exec_envoy(settings: ServeSettings) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         reserved.set_inheritable(True)
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+        heeded = {number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
+        signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
         os.execve(  # noqa: S606 - no shell
             executable, arguments, {**os.environ, **replacing, VARIABLE: program.to_text()}
         )
