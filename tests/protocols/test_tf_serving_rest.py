@@ -134,6 +134,12 @@ def test_the_signature_says_what_a_version_takes_and_gives(served: Pair) -> None
         (":predict", {"instances": [{"z": [1, 2, 3]}]}, 400, "got the inputs 'z'; expected 'x'"),
         (":predict", {"instances": X, "signature_name": "train"}, 400, "no signature 'train'; there is"),
         (":predict", {"instances": X, "signature_name": 7}, 400, "signature_name is 7; text was expected"),
+        (
+            ":predict",
+            {"instances": X, "signature_name": "\ud800"},
+            400,
+            r"signature_name is '\\ud800'; text was expected",
+        ),
         (":predict", b"[1", 400, "the body is not JSON"),
         ("/versions/9:predict", {"instances": X}, 404, r"version 9 is not loaded; loaded are \[1, 2, 3\]"),
         ("/versions/x:predict", {"instances": X}, 400, "the version is 'x'; give a step"),

@@ -69,7 +69,9 @@ def _apply(ctx: click.Context, param: click.Parameter, file: Path | None) -> Non
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
         ctx.default_map = _defaults(ctx, document)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, _FileError) as error:
+    except RecursionError as error:
+        raise click.BadParameter(f"{file}: it is nested too deeply", ctx, param) from error
+    except (OSError, ValueError, _FileError) as error:  # ValueError also of a number with thousands of digits
         raise click.BadParameter(f"{file}: {error}", ctx, param) from error
 
 
@@ -135,4 +137,6 @@ def _given(option: click.Option, value: Any) -> Any:
 def _text(option: click.Option, value: Any) -> str:
     if isinstance(value, dict | list):
         raise _FileError(f"{option.name} takes one value, not {'a table' if isinstance(value, dict) else 'an array'}")
+    if isinstance(value, str) and "\0" in value:
+        raise _FileError(f"{option.name} holds a zero byte, which no setting can have")
     return str(value).lower() if isinstance(value, bool) else str(value)

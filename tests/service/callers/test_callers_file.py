@@ -55,6 +55,8 @@ def test_an_issuer_has_defaults_and_keys_beside_the_file(tmp_path: Path) -> None
     ("text", "error"),
     [
         ("= 1", "is not TOML"),
+        (f"limits = {'[' * 50_000}", "is not TOML: it is nested too deeply"),
+        (f"limits = {'9' * 5000}", "is not TOML: Exceeds the limit"),
         ("[caller]", "unknown key 'caller'"),
         ("callers = 1", "callers is no list of tables"),
         ('[[callers]]\ntokens = ["x"]', "'a caller' has no name"),
@@ -74,6 +76,7 @@ def test_an_issuer_has_defaults_and_keys_beside_the_file(tmp_path: Path) -> None
         ('[[callers]]\nname = "ada"\ntokens = ["secret"]', "a token is not 'sha256:'"),
         (ISSUER, "'corp' has no jwks"),
         (ISSUER + 'jwks = "http://corp/keys"', "give a file, or an https URL"),
+        (ISSUER + 'jwks = "https://[::1"', "jwks of 'corp' is https://[::1; give a file, or an https URL"),
         (ISSUER + 'jwks = "k"\nalgorithms = ["HS256"]', "has the algorithm 'HS256'; there are RS256"),
         (ISSUER + 'jwks = "k"\nalgorithms = ["none"]', "has the algorithm 'none'"),
         (ISSUER + 'jwks = "k"\ngroups = { ml = ["admin"] }', "'corp' has the group 'admin'"),

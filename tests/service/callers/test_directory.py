@@ -99,11 +99,12 @@ def test_a_certificate_is_known_by_any_of_its_names(site: Site) -> None:
         site.directory.identify(None, lambda: ())
 
 
-def test_a_changed_file_is_used_and_an_unusable_one_is_not(site: Site) -> None:
+@pytest.mark.parametrize("unusable", [b"[[callers", b"limits = " + b"[" * 50_000, b"limits = " + b"9" * 5000])
+def test_a_changed_file_is_used_and_an_unusable_one_is_not(site: Site, unusable: bytes) -> None:
     site.write("old", "new")
     site.directory.refresh()
     assert {site.name("old"), site.name("new")} == {"ada"}
-    replace(site.file, b"[[callers")
+    replace(site.file, unusable)
     with capture_logs() as lines:
         site.directory.refresh()
         site.directory.refresh()

@@ -25,6 +25,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -148,10 +149,12 @@ class CallersFile:
             raise SettingsError(
                 f"--callers {file} cannot be read ({error.strerror}); give a TOML file that this user can read"
             ) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SettingsError(f"--callers {file} is not TOML: {error}") from error
         except SettingsError as error:
             raise SettingsError(f"--callers {file}: {error}") from error
+        except RecursionError as error:
+            raise SettingsError(f"--callers {file} is not TOML: it is nested too deeply") from error
+        except ValueError as error:  # also of a number with thousands of digits
+            raise SettingsError(f"--callers {file} is not TOML: {error}") from error
 
 
 def _parsed(content: Mapping[str, Any], folder: Path) -> CallersFile:
@@ -221,9 +224,10 @@ def _issuer(entry: Mapping[str, Any], defaults: Limits, folder: Path) -> Issuer:
 def _jwks(name: str, text: str, folder: Path) -> Path | str:
     if "://" not in text:
         return folder / text
-    url = urlsplit(text)
-    if url.scheme == "https" or (url.scheme == "http" and is_loopback(url.hostname or "")):
-        return text
+    with suppress(ValueError):  # half an IPv6 address
+        url = urlsplit(text)
+        if url.scheme == "https" or (url.scheme == "http" and is_loopback(url.hostname or "")):
+            return text
     raise SettingsError(
         f"jwks of {name!r} is {text}; give a file, or an https URL, as changed keys would let an attacker be any caller"
     )

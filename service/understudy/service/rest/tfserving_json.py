@@ -79,11 +79,20 @@ def _parsed(
         check_forms({name: ArrayForm(dtypes.get(name, _STRING), shape) for name, (shape, _) in flat.items()})
         return PredictValues(
             inputs={name: _array(each, dtypes[name], shape, f"input {name!r}") for name, (shape, each) in flat.items()},
-            signature_name=optional_text(request, "signature_name", "the request"),
+            signature_name=_signature_name(request),
             by_example=by_example,
         )
     finally:
         let_go([elements for _, elements in flat.values()])
+
+
+def _signature_name(request: Mapping[str, Any]) -> str:
+    name = optional_text(request, "signature_name", "the request")
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half of a pair, which no message can hold
+        raise InvalidInputError(f"the request: signature_name is {name!r}; text was expected") from None
+    return name
 
 
 def _of_examples(rows: Any, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
