@@ -54,6 +54,9 @@ def costly_messages() -> Iterator[tuple[str, Any, bytes]]:
     yield "filters", serving, b"\x1a\0" * many
     yield "metrics", evaluation_pb2.EvaluateRequest, nested(metrics, b"\x1a\0" * many)
     yield "unknown fields", infer, b"\xf8\x07\1" * many
+    yield "a name", own, nested(1, "\U0010ffff".encode() * MEBIBYTE)
+    yield "a key", infer, nested(5, nested(4, nested(1, b"a" * 2 * many)))
+    yield "texts", evaluation_pb2.EvaluateRequest, nested(metrics, nested(4, b"a" * 4096) * 1024)
     yield "fields in turn", tensor_pb2.Tensor, b"\x22\0\x1a\0" * (many // 2)
 
 

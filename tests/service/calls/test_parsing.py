@@ -24,7 +24,7 @@ LONGEST_SECONDS = 0.2
 @pytest.mark.parametrize(("message_type", "data"), [pytest.param(*rest, id=name) for name, *rest in costly_messages()])
 def test_a_message_of_too_many_parts_is_refused_before_it_is_parsed(message_type: Any, data: bytes) -> None:
     began = time.thread_time()
-    with pytest.raises(InvalidInputError, match="too many fields, nested messages or packed numbers"):
+    with pytest.raises(InvalidInputError, match="too many fields, nested messages or packed numbers, or too much text"):
         parse(message_type, data)
     assert time.thread_time() - began < LONGEST_SECONDS
 
@@ -38,7 +38,7 @@ def test_a_message_of_too_many_parts_is_refused_before_it_is_parsed(message_type
         inference_pb2.InferTensorContents(fp32_contents=[0.5] * MEBIBYTE),
         inference_pb2.InferTensorContents(int_contents=[1000] * (MEBIBYTE // 3)),
         prediction_pb2.PredictRequest(inputs={f"{name}": tensor_pb2.Tensor(content=bytes(20)) for name in range(900)}),
-        prediction_pb2.PredictRequest(model_name="ü" * MEBIBYTE),
+        prediction_pb2.PredictRequest(model_name="ü" * (MEBIBYTE // 3)),
     ],
 )
 def test_large_messages_of_few_parts_are_parsed(message: Any) -> None:

@@ -29,7 +29,7 @@ _MESSAGE_COST: Final = 16
 _FIELD_COST: Final = 8
 """The cost of another field; of bytes or text that follow a field with the same number it is 1."""
 _BYTES_PER_COST: Final = 16
-"""As many bytes of packed numbers of variable length cost 1."""
+"""As many bytes of packed numbers of variable length, or of text, cost 1: text is decoded, and quoted in errors."""
 UNCHECKED_BYTES: Final = 16_384
 """Shorter messages cannot cost much."""
 
@@ -39,7 +39,7 @@ _FIXED_TYPES: Final = frozenset(
     {
         *(FieldDescriptor.TYPE_FLOAT, FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FIXED32),
         *(FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_SFIXED32, FieldDescriptor.TYPE_SFIXED64),
-        *(FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES),
+        FieldDescriptor.TYPE_BYTES,
     }
 )
 
@@ -188,7 +188,7 @@ def check_parts(descriptor: Descriptor, data: bytes, begin: int = 0) -> None:
             tag, at = varint(data, at, end)
             start, at = _span(tag & 7, data, at, end)
             kind = layout.get(tag)
-            if kind is None or kind is _PACKED:
+            if kind is None or kind is _COSTS_BY_SIZE:
                 cost += _FIELD_COST + (0 if kind is None else (at - start) // _BYTES_PER_COST)
             else:
                 cost += _MESSAGE_COST
@@ -198,8 +198,8 @@ def check_parts(descriptor: Descriptor, data: bytes, begin: int = 0) -> None:
                 cost += passed
             if cost > MAX_COST:
                 raise InvalidInputError(
-                    "the request has too many fields, nested messages or packed numbers for one message; send fewer "
-                    "elements at once, or tensors as raw content"
+                    "the request has too many fields, nested messages or packed numbers, or too much text, for one "
+                    "message; send fewer elements at once, or tensors as raw content"
                 )
 
 
@@ -295,18 +295,18 @@ def _pass_equal_tags(tag: int, data: bytes, at: int, end: int, most: int) -> tup
     return most + 1, at
 
 
-_PACKED: Final = object()
-"""Marks a field of packed numbers of variable length."""
+_COSTS_BY_SIZE: Final = object()
+"""Marks a field of packed numbers of variable length, or of text."""
 
 
 @functools.cache
 def _layout(descriptor: Descriptor) -> Mapping[int, Any]:
-    """Return the descriptors of nested messages, and which fields are packed numbers, by tag."""
+    """Return the descriptors of nested messages, and which fields are packed numbers or text, by tag."""
     layout: dict[int, Any] = {}
     for field in descriptor.fields:
         tag = field.number << 3 | LENGTH_DELIMITED
         if field.message_type is not None:
             layout[tag] = field.message_type
-        elif field.is_repeated and field.type not in _FIXED_TYPES:
-            layout[tag] = _PACKED
+        elif field.type == FieldDescriptor.TYPE_STRING or (field.is_repeated and field.type not in _FIXED_TYPES):
+            layout[tag] = _COSTS_BY_SIZE
     return layout
