@@ -29,6 +29,7 @@ from understudy.service.calls.served_call import served_methods
 from understudy.service.handlers.status_handlers import MetricsHandler
 from understudy.service.readiness import Readiness
 from understudy.service.rest import json_values as elements
+from understudy.service.rest.infer_json import parse_infer
 from understudy.service.rest.json_values import MAX_BYTES_AT_ONCE, let_go, read_json
 from understudy.service.rest.rest_app import RestApp
 from understudy.service.rest.rest_routes import RestRoutes
@@ -314,6 +315,21 @@ async def test_no_more_elements_are_built_than_the_shape_has(monkeypatch: pytest
     with pytest.raises(WireError, match="needs 2 elements in data, but got more"):
         elements.decode_data([0] * 10_000, "FP32", [1, 2], name="x")
     assert drawn == 3
+
+
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [
+        (body({"name": "x" * 100_000}), "input 0: name"),
+        (body(tensor([1, 2], "F" * 100_000)), "input 'x': datatype"),
+        (body(tensor([1, 2]), outputs=[{"name": "y" * 100_000}]), "output 0: name"),
+        (body(tensor([1, 2]), id="i" * 100_000), "the request: id"),
+    ],
+)
+def test_a_text_of_megabytes_is_refused_without_being_quoted(request_: Any, what: str) -> None:
+    content = json.dumps(request_).encode()
+    with pytest.raises(InvalidInputError, match=f"{what} has 100000 characters; 65536 is the limit"):
+        parse_infer(content, None, model_name="m", model_version="", check_forms=lambda *_: None)
 
 
 def test_large_json_is_what_small_json_is() -> None:

@@ -19,6 +19,8 @@ from understudy.wire import WireError
 X = TensorSpec(name="x", dtype="float32", shape=(None, None))
 TEXT = TensorSpec(name="text", dtype="string", shape=(None,))
 
+LONG = "\U0010ffff" * 100_000
+
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=20)
 
 
@@ -74,6 +76,19 @@ def test_bytes_that_are_no_text_are_refused_where_the_name_does_not_say_so() -> 
 def test_what_is_no_text_is_refused(values: Any, words: str) -> None:
     with pytest.raises(WireError, match=f"input 'text': an element .*{words}"):
         parsed({"inputs": values}, TEXT)
+
+
+@pytest.mark.parametrize(
+    "request_body",
+    [
+        {"inputs": {LONG: [["a"]]}},
+        {"instances": [{LONG: ["a"]}]},
+        {"instances": [["a"]], "signature_name": LONG},
+    ],
+)
+def test_a_name_of_megabytes_is_refused_without_being_quoted(request_body: Any) -> None:
+    with pytest.raises(InvalidInputError, match=f"has {len(LONG)} characters; 65536 is the limit"):
+        parsed(request_body, TEXT)
 
 
 @given(st.recursive(st.integers(0, 9), lambda inner: st.lists(inner, max_size=3), max_leaves=12))

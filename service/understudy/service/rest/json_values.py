@@ -27,6 +27,9 @@ MAX_CONTAINERS: Final = 65_536
 MAX_MEMBERS: Final = 16_384
 """The limit of the members of all objects in one large body."""
 
+MAX_TEXT_CHARACTERS: Final = 65_536
+"""The limit of a name or another text that is no data."""
+
 _PIECE: Final = 8192
 _COUNTED: Final = 1 << 20
 _ELEMENTS: Final = re.compile(r"""(?:\s*+(?:"[^"\\]{0,4096}+"|[^][{}",\\\s]{1,4096}+)\s*+,){1,4096}+""")
@@ -131,19 +134,27 @@ _LARGEST_LENGTH = 2**63 - 1
 
 
 def text(owner: _Object, field: str, what: str) -> str:
-    """Return a required field that must be text; raise InvalidInputError if it is not."""
+    """Return a required field that must be text; raise InvalidInputError if it is not, or is too long."""
     value = owner.get(field)
     if not isinstance(value, str) or not value:
         raise InvalidInputError(f"{what}: {field} is {_short(value)}; text was expected")
+    check_length(value, f"{what}: {field}")
     return value
 
 
 def optional_text(owner: _Object, field: str, what: str) -> str:
-    """Return an optional field that must be text; raise InvalidInputError if it is not."""
+    """Return an optional field that must be text; raise InvalidInputError if it is not, or is too long."""
     value = owner.get(field, "")
     if not isinstance(value, str):
         raise InvalidInputError(f"{what}: {field} is {_short(value)}; text was expected")
+    check_length(value, f"{what}: {field}")
     return value
+
+
+def check_length(value: str, what: str) -> None:
+    """Raise InvalidInputError if text is so long that errors which quote it would hold other calls up."""
+    if len(value) > MAX_TEXT_CHARACTERS:
+        raise InvalidInputError(f"{what} has {len(value)} characters; {MAX_TEXT_CHARACTERS} is the limit")
 
 
 def integers(owner: _Object, field: str, what: str) -> Sequence[int]:

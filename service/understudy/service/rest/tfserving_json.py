@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from understudy.evaluator.evaluator_errors import InvalidInputError
 from understudy.evaluator.types import Array, ArrayForm, Arrays, TensorSpec
 from understudy.service.handlers.inference import DATATYPES
-from understudy.service.rest.json_values import compact, decode_data, encode_data, let_go, optional_text, parse_json
+from understudy.service.rest.json_values import (
+    check_length,
+    compact,
+    decode_data,
+    encode_data,
+    let_go,
+    optional_text,
+    parse_json,
+)
 from understudy.wire import WireError, from_elements, strings
 
 _ROWS: Final = "instances"
@@ -73,6 +81,7 @@ def _parsed(
             f"a request has either {_ROWS}, the examples, or {_COLUMNS}, an array for each input; got {came}"
         )
     values = _of_examples(request[_ROWS], specs) if by_example else _by_name(request[_COLUMNS], specs, _COLUMNS)
+    _check_names(values)
     flat = {name: _flattened(value, f"input {name!r}") for name, value in values.items()}
     dtypes = {spec.name: spec.dtype for spec in specs}
     try:
@@ -102,6 +111,7 @@ def _of_examples(rows: Any, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
     if not _has_names(rows[0]):
         return _by_name(rows, specs, f"an example of {_ROWS}")
     names = rows[0].keys()
+    _check_names(names)
     for number, row in enumerate(rows):
         if not _has_names(row) or row.keys() != names:
             raise InvalidInputError(
@@ -109,6 +119,11 @@ def _of_examples(rows: Any, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
                 f"{', '.join(map(repr, names))}"
             )
     return {name: [row[name] for row in rows] for name in names}
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        check_length(name, "the name of an input")
 
 
 def _by_name(value: Any, specs: Sequence[TensorSpec], what: str) -> Mapping[str, Any]:
