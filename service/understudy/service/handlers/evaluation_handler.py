@@ -149,7 +149,9 @@ class EvaluationHandler:
             max_step=request.max_step if request.HasField("max_step") else None,
             outcome=messages.outcome(request.outcome) if request.HasField("outcome") else None,
         )
-        page = fitting(map(messages.record, entries[:size]))
+        page = await asyncio.get_running_loop().run_in_executor(  # with many slices it takes long
+            self._executor, lambda: fitting(map(messages.record, entries[:size]))
+        )
         token = ""
         if len(entries) > len(page):
             last = Place(sequence=page[-1].sequence, recorded_at=page[-1].recorded_at)
