@@ -184,9 +184,21 @@ def test_an_evaluator_needs_nothing_else(tmp_path: Path) -> None:
     assert dict(records[-1].metrics) == pytest.approx(expected, rel=1e-5)
 
 
+class Subclassed(keras.Model):  # type: ignore[misc]
+    """Has its variables when it was called, not before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+
+@pytest.mark.filterwarnings("ignore:.build... was called:UserWarning")
 def test_a_model_without_variables_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no variables yet"):
-        publish_model(keras.Sequential([keras.layers.Dense(1)]), tmp_path, step=1)
+    subclassed = Subclassed()
+    subclassed.build((None, 2))
+    for model in (keras.Sequential([keras.layers.Dense(1)]), subclassed):
+        with pytest.raises(ModelError, match="no variables yet"):
+            publish_model(model, tmp_path, step=1)
 
 
 @pytest.mark.parametrize("save_freq", [0, "batch", 2.5])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,27 @@ def unbuilt() -> keras.Model:
     return model
 
 
+class Subclassed(keras.Model):  # type: ignore[misc]
+    """Keras builds its layers when it is called, not by `build`."""
+
+    def __init__(self, *, own: bool = False) -> None:
+        super().__init__()
+        self.dropout, self.dense = keras.layers.Dropout(0.1), keras.layers.Dense(1)
+        self.scale = self.add_weight((), "ones") if own else None
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return self.dense(self.dropout(inputs))
+
+
+def subclassed(*, own: bool = False) -> keras.Model:
+    model = Subclassed(own=own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras': the layers stay without variables
+        model.build((None, 2))
+    model.compile(loss="mse")
+    return model
+
+
 def without_optimizer() -> keras.Model:
     model = tiny()
     model.optimizer = None
@@ -49,6 +71,7 @@ def without_optimizer() -> keras.Model:
         (lambda: "a model", "returned a str; expected a keras.Model"),
         (lambda: keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), "not compiled"),
         (unbuilt, "without variables"),
+        (subclassed, "without variables; give it an Input, or call it on an example"),
         (without_optimizer, "without an optimizer"),
         (lambda: tiny(run_eagerly=True), "run_eagerly"),
         (lambda: tiny(metrics=[keras.metrics.MeanSquaredError]), "cannot be saved with the model: MeanSquaredError"),
@@ -70,6 +93,12 @@ def test_a_compiled_metric_that_keras_does_not_know_is_refused_by_name(metric: A
         ModelError, match=f"cannot apply the model and its compiled loss and metrics .*{message}.*compile"
     ):
         prepare_for_replicas(model, strategy, BATCH_SPEC)
+
+
+def test_a_model_of_which_a_part_gets_its_variables_with_the_first_batch_is_refused() -> None:
+    model = build_model(Building(lambda: subclassed(own=True)), seed=0)
+    with pytest.raises(ModelError, match=r"without all of its variables \(.*dense.*call it on an example"):
+        prepare_for_replicas(model, tf.distribute.get_strategy(), BATCH_SPEC)
 
 
 def test_training_data_of_batches_are_refused_with_what_helps() -> None:

@@ -17,6 +17,7 @@ from understudy.checkpoints.layout import MODEL_FILE
 from understudy.checkpoints.signing import Signer, SigningKey
 from understudy.checkpoints.signing import run_name as name_of_run
 from understudy.checkpoints.training import TrainingProgress
+from understudy.trainer.model import has_variables
 from understudy.trainer.replica_state import ReplicaState, average
 from understudy.trainer.stopping import ResultsWatch, StopMode, stop_rule
 from understudy.trainer.trainer_errors import ModelError, ResumeError, StrategyError
@@ -58,8 +59,10 @@ def publish_model(
         ResumeError: A later step is already published: the folder is that of another training.
         OSError: Writing failed, for example on a full disk. Earlier checkpoints remain.
     """
-    if not model.built:
-        raise ModelError("the model has no variables yet; give it an Input, or call model.build(), before publishing")
+    if not has_variables(model):
+        raise ModelError(
+            "the model has no variables yet; give it an Input, or call it on an example, before publishing"
+        )
     _check_newest(RunDir(Path(run_dir)), step, f"this is step {step}")
     publisher = CheckpointPublisher(RunDir(Path(run_dir)), keep=keep, signer=_signer(sign_key, run_name, Path(run_dir)))
 

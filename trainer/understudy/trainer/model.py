@@ -50,6 +50,7 @@ def prepare_for_replicas(model: keras.Model, strategy: tf.distribute.Strategy, e
         ModelError: The model cannot be trained exactly on several replicas, or not under the strategy.
     """
     _check_xla(model, strategy)
+    known = {id(variable) for variable in model.trainable_variables}
     with strategy.scope():
         try:
             build_for(model, element_spec)
@@ -58,9 +59,20 @@ def prepare_for_replicas(model: keras.Model, strategy: tf.distribute.Strategy, e
                 "Keras cannot apply the model and its compiled loss and metrics to the training data: "
                 f"{first_line(error)}; {_remedy(model, element_spec)}"
             ) from error
+    unknown = [variable.path for variable in model.trainable_variables if id(variable) not in known]
+    if unknown:  # to the optimizer and to the evaluator's model
+        raise ModelError(
+            f"build_model() returned a model without all of its variables ({unknown[0]} came with the training data); "
+            "call it on an example, model(example), before it is returned"
+        )
     if strategy.num_replicas_in_sync > 1:
         _check_loss(model)
         sum_before_applying(model.optimizer)
+
+
+def has_variables(model: keras.Model) -> bool:
+    """Whether a model is built; after `build`, the layers of a subclassed one are not until it is called."""
+    return bool(model.built and (model.weights or all(layer.built for layer in model.layers)))
 
 
 def is_seed(variable: keras.Variable) -> bool:
@@ -75,8 +87,11 @@ def _check(model: Any) -> None:
         raise ModelError("build_model() returned a model that is not compiled; call model.compile(optimizer, loss)")
     if getattr(model, "optimizer", None) is None:
         raise ModelError("build_model() returned a model without an optimizer; call model.compile(optimizer, loss)")
-    if not model.built:
-        raise ModelError("build_model() returned a model without variables; give it an Input, or call model.build()")
+    if not has_variables(model):
+        raise ModelError(
+            "build_model() returned a model without variables; give it an Input, or call it on an example, "
+            "model(example)"
+        )
     try:
         _warn_of_unregistered(model.get_compile_config())
     except (ValueError, TypeError, AttributeError) as error:
