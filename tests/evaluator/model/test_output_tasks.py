@@ -56,3 +56,16 @@ def test_a_label_holds_beyond_the_threshold_of_its_scores() -> None:
     assert OutputTask(kind="binary", scores="probabilities").threshold == 0.5
     assert OutputTask(kind="multilabel", scores="logits").threshold == 0.0
     assert OutputTask(kind="binary", scores="unknown").threshold == 0.0
+
+
+@pytest.mark.parametrize("is_serialized", [True, False])
+def test_nested_outputs_have_the_losses_and_metrics_of_their_places(*, is_serialized: bool) -> None:
+    hinge: Any = keras.losses.CategoricalHinge()
+    labels: Any = keras.metrics.BinaryAccuracy()
+    if is_serialized:
+        hinge, labels = map(keras.saving.serialize_keras_object, (hinge, labels))
+    for losses in ({"of": {"b": hinge, "a": own_loss}, "z": "mse"}, [[own_loss, hinge], "mse"]):
+        for names in (["of/a", "of/b", "z"], ["a", "b", "z"]):
+            found = output_tasks(losses, names, [2, 2, 1], [{"of": {"a": [labels]}, "z": ["mae"]}, None])
+            assert [task.kind for task in found.values()] == ["multilabel", "categorical", "regression"]
+    assert output_tasks({"of": {"a": "mse"}}, ["a", "b"], [2, 2], [[{"a": labels}]])["b"].kind == "unknown"

@@ -76,8 +76,8 @@ def output_tasks(
 
 def _metrics_by_output(metrics: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield the metrics of each output, with its name."""
-    if isinstance(metrics, Mapping) and "class_name" not in metrics:
-        by_output: Iterable[tuple[str, Any]] = metrics.items()
+    if _is_by_name(metrics):
+        by_output: Iterable[tuple[str, Any]] = _named(metrics, names)
     elif len(names) == 1:
         by_output = [(names[0], metrics)]
     else:
@@ -86,12 +86,31 @@ def _metrics_by_output(metrics: Any, names: Sequence[str]) -> Iterator[tuple[str
         yield from ((name, leaf) for leaf in _leaves(given))
 
 
-def _leaves(metrics: Any) -> Iterator[Any]:
-    if isinstance(metrics, list | tuple):
-        for each in metrics:
+def _is_by_name(given: Any) -> bool:
+    """Return whether an argument of `compile` is a dict by outputs, not a serialized loss or metric."""
+    return isinstance(given, Mapping) and "class_name" not in given
+
+
+def _named(given: Mapping[str, Any], names: Sequence[str], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what a dict, which may hold others, gives for each output, with the output's name."""
+    for key, inner in given.items():
+        path = f"{place}{key}"
+        if _is_by_name(inner):
+            yield from _named(inner, names, f"{path}/")
+        else:
+            yield path if path in names else key, inner
+
+
+def _leaves(given: Any) -> Iterator[Any]:
+    """Yield the losses or metrics of an argument of `compile` in the order of the outputs."""
+    if isinstance(given, list | tuple):
+        for each in given:
             yield from _leaves(each)
-    elif metrics is not None:
-        yield metrics
+    elif _is_by_name(given):
+        for key in sorted(given):
+            yield from _leaves(given[key])
+    elif given is not None:
+        yield given
 
 
 def _task_by_metrics(task: OutputTask, metrics: Sequence[Any], width: int | None) -> OutputTask:
@@ -106,12 +125,14 @@ def _task_by_metrics(task: OutputTask, metrics: Sequence[Any], width: int | None
 
 
 def _by_output(losses: Any, names: Sequence[str]) -> Sequence[Any]:
-    if isinstance(losses, Mapping) and "class_name" not in losses:
+    if _is_by_name(losses):
         leaves = list(losses.values())
-        in_order = leaves if len(leaves) == len(names) else [None] * len(names)
-        return [losses.get(name, other) for name, other in zip(names, in_order, strict=True)]
+        in_order = leaves if len(leaves) == len(names) and not any(map(_is_by_name, leaves)) else [None] * len(names)
+        named = dict(_named(losses, names))
+        return [named.get(name, other) for name, other in zip(names, in_order, strict=True)]
     if isinstance(losses, list | tuple):
-        return losses if len(losses) == len(names) else [None] * len(names)
+        leaves = list(losses if len(losses) == len(names) else _leaves(losses))
+        return leaves if len(leaves) == len(names) and not any(map(_is_by_name, leaves)) else [None] * len(names)
     return [losses] * len(names)
 
 
