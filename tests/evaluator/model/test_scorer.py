@@ -220,6 +220,18 @@ def test_a_batch_that_does_not_fit_is_refused(classifier: Slot, changes: dict[st
         score(classifier, image_batch(3, **changes))
 
 
+def test_targets_whose_names_the_inputs_of_a_file_have_are_missed_by_their_places(
+    make_slot: Callable[..., Slot],
+) -> None:
+    left, right = keras.Input((2,)), keras.Input((3,))
+    model = keras.Model((left, right), [layers.Dense(1)(left), layers.Dense(1)(right)])
+    model.compile("sgd", ["mse", "mse"])
+    slot = make_slot(model)
+    batch = Batch(inputs={"0": np.zeros((2, 2), np.float32), "1": np.zeros((2, 3), np.float32)}, targets={})
+    with pytest.raises(InvalidInputError, match=r"no targets of '0', '1', .*; in a file, .*, as 'arr_2', 'arr_3'$"):
+        score(slot, batch)
+
+
 @pytest.fixture(scope="module")
 def of_kinds(make_slot: Callable[..., Slot]) -> Callable[[str, int], Slot]:
     """Return a classifier with a loss on so many replicas, each loaded once."""

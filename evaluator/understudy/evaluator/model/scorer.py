@@ -333,10 +333,18 @@ class Scorer:
             named = "this name or as 'y'" if len(missing) == 1 else "these names"
             return (
                 f"there are no targets of {of_missing}, which the model's loss and metrics need ({why.rstrip('.')}); "
-                f"give them under {named}"
+                f"give them under {named}{self._in_a_file()}"
             )
         without = f"; there are none of {of_missing}" if missing else ""
         return f"the targets do not fit the model's loss and metrics: {why} ({labels.shown()}{without})"
+
+    def _in_a_file(self) -> str:
+        """Return what to call targets in a file if inputs have their names."""
+        inputs, outputs = self._interface.inputs.names, self._interface.outputs.names
+        if not set(inputs) & set(outputs):
+            return ""
+        places = ", ".join(repr(f"arr_{place}") for place in range(len(inputs), len(inputs) + len(outputs)))
+        return f"; in a file, where inputs have the same names, as {places}"
 
     def _labels(self, batch: Batch) -> Labels:
         """Key targets by outputs, and give every output a weight if one output has its own."""
