@@ -29,7 +29,7 @@ from testkit.checkpoints import OUTPUTS, WIDTH, Chief, ones, step_model, write_d
 from testkit.front_ends import FRONT_ENDS, needs_envoy
 from testkit.in_process import until
 from testkit.ports import HAS_IPV6
-from testkit.preloading import preloaded
+from testkit.preloading import HEEDING_HANGUP, preloaded
 from understudy.checkpoints import RunDir, TrainingJournal
 from understudy.cli.main import main
 from understudy.clients import Client
@@ -179,7 +179,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, start: Start) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_to_all_its_processes_ends_it_in_order(tmp_path: Path, start: Start, number: signal.Signals) -> None:
     Chief(tmp_path / "run").publish(1)
-    process = start("--run-dir", tmp_path / "run", in_terminal=True)
+    process = start("--run-dir", tmp_path / "run", prefix=HEEDING_HANGUP, in_terminal=True)
     process.wait_for("READY")
     process.signal_group(number)
     status, errors = process.end()

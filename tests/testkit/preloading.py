@@ -20,6 +20,10 @@ STARTUP = Path(__file__).parents[1] / "startup"
 VARIABLE = "TESTS_PRELOADED"
 """The environment variable with the server's address, which `tests/startup/sitecustomize.py` reads."""
 
+HEEDING_HANGUP = ("env", "--default-signal=HUP")
+"""Begins the command line of a program that heeds SIGHUP, also where the tests ignore it, as under nohup. For programs
+that are not preloaded."""
+
 END_SECONDS = 60
 
 _SHARED = "TESTS_PRELOADED_SHARED"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from testkit.preloading import preloaded
+from testkit.preloading import HEEDING_HANGUP, preloaded
 from testkit.training_harness import start_training, weights_of
 from understudy.checkpoints import DirectoryLock, RunDir
 from understudy.cli.main import main
@@ -37,7 +37,7 @@ def test_logical_cpus_train_with_the_default_reduction(tmp_path: Path, one_devic
 
 def test_a_terminal_that_closes_loses_no_step(tmp_path: Path) -> None:
     endless = ("--steps", "1000000", "--checkpoint-every", "1000000", "--no-tensorboard", "--keep-checkpoints", "3")
-    task = start_training("Dense", tmp_path, *endless)
+    task = start_training("Dense", tmp_path, *endless, inside=HEEDING_HANGUP)
     task.wait_for("step ")
     task.process.send_signal(signal.SIGHUP)
     assert task.end() == 143, task.errors
