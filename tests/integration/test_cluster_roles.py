@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import keras
 import pytest
 
+from testkit.front_ends import FRONT_ENDS
+from testkit.ports import free_ports
 from testkit.preloading import preloaded
-from testkit.training_harness import BATCH, Scored, cluster
+from testkit.training_harness import BATCH, Scored, cluster, start_training, tf_config
 from understudy.checkpoints import RunDir
 from understudy.checkpoints.evaluation_results import EvaluationResults
 from understudy.checkpoints.layout import MODEL_FILE
@@ -17,6 +21,27 @@ pytestmark = pytest.mark.long
 
 OPTIONS = ("--checkpoint-every", "20", "--steps-per-call", "10", "--no-tensorboard")
 SERVING = ("--grpc-port", "0", "--http-port", "0", "--exit-when-finished")
+
+
+@pytest.mark.parametrize("supervised", [(), ("--restarts", "1")], ids=["alone", "supervised"])
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_an_evaluator_drains_when_its_scheduler_ends_all_its_processes(
+    tmp_path: Path, front_end: str, supervised: tuple[str, ...]
+) -> None:
+    addresses = {role: [f"127.0.0.1:{port}"] for role, port in zip(("chief", "evaluator"), free_ports(2), strict=True)}
+    task = start_training(
+        "Scored",
+        tmp_path,
+        *("--steps", "40", "--frontend", front_end, "--grpc-port", "0", "--http-port", "0", *supervised),
+        environ={"TF_CONFIG": tf_config(addresses, "evaluator", 0)},
+        verb="run",
+        inside=["setsid"],  # which keeps the process id
+    )
+    task.wait_for("LISTENING")
+    os.killpg(task.process.pid, signal.SIGTERM)
+    assert task.end() == 0, task.errors
+    assert task.errors.count("draining") == 1
+    assert "Error" not in task.errors
 
 
 @pytest.mark.timeout(600)

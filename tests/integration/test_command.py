@@ -15,6 +15,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -158,21 +159,35 @@ def test_a_folder_of_plain_keras_files_is_served_and_scored_and_sigterm_loses_no
     assert "Traceback" not in errors
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path: Path, start: Start) -> None:
-    process = start("--run-dir", tmp_path / "run")
-    target = process.wait_for("LISTENING")[1]
+@contextmanager
+def stream_under_way(target: str) -> Iterator[tuple[Callable[[], list[Any]], Any]]:
+    """Begin a stream of predictions and a watch of the health; yield a function that ends the one, and the other."""
     gone = threading.Event()
     with grpc.insecure_channel(target) as channel:
         stub: Any = prediction_pb2_grpc.PredictionServiceStub(channel)
-        never_ending = stub.PredictStream(iter(gone.wait, True))
+        stream = stub.PredictStream(iter(gone.wait, True))
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+        def finish() -> list[Any]:
+            gone.set()
+            return list(stream)
+
+        try:
+            yield finish, watch
+        finally:
+            gone.set()
+            stream.cancel()
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, start: Start) -> None:
+    process = start("--run-dir", tmp_path / "run")
+    target = process.wait_for("LISTENING")[1]
+    with stream_under_way(target) as (_, watch):
         process.send(signal.SIGINT)
         assert list(watch) == []
         until(lambda: process.has_ended_by(signal.SIGTERM))
         status, _ = process.end()
-        gone.set()
-        never_ending.cancel()
     assert status == -signal.SIGTERM
 
 
@@ -190,17 +205,22 @@ def test_a_signal_to_all_its_processes_ends_it_in_order(tmp_path: Path, start: S
 def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path, start: Start) -> None:
     process = start("--run-dir", tmp_path / "run")
     target = process.wait_for("LISTENING")[1]
-    gone = threading.Event()
-    with grpc.insecure_channel(target) as channel:
-        stub: Any = prediction_pb2_grpc.PredictionServiceStub(channel)
-        under_way = stub.PredictStream(iter(gone.wait, True))
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        next(watch)
+    with stream_under_way(target) as (finish, watch):
         process.send(signal.SIGTERM)
         assert list(watch) == []
         process.send(signal.SIGTERM)
-        gone.set()
-        assert list(under_way) == []
+        assert finish() == []
+        status, errors = process.end()
+    assert status == 0, errors
+
+
+def test_sigint_drains_it_also_where_a_script_started_it_in_the_background(tmp_path: Path, start: Start) -> None:
+    process = start("--run-dir", tmp_path / "run", prefix=["env", "--ignore-signal=INT"], in_terminal=True)
+    target = process.wait_for("LISTENING")[1]
+    with stream_under_way(target) as (finish, watch):
+        process.send(signal.SIGINT)
+        assert list(watch) == []
+        assert finish() == []
         status, errors = process.end()
     assert status == 0, errors
 

@@ -6,15 +6,12 @@ import difflib
 import errno
 import importlib
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import click
 
 from understudy.cli.command_errors import INTERRUPTED, CommandError, missing_extras_reported
+from understudy.cli.signals import hangup_as_sigterm, sigterm_held_back
 
 _COMMANDS: Final = {
     "train": "Train an experiment and publish its checkpoints.",
@@ -69,7 +66,7 @@ class LazyGroup(click.Group):
             return None
         if cmd_name in _TRAINING:
             # Before numpy, which starts threads.
-            ctx.with_resource(_sigterm_held_back())
+            ctx.with_resource(sigterm_held_back(ctx))
         _choose_backend()
         _bypass_proxies_to_this_machine()
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1" if cmd_name in _LOGGING else "2")
@@ -100,7 +97,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; report the extra to install if it needs one, a full disk, and that it was interrupted."""
         try:
-            with _hangup_as_sigterm(), missing_extras_reported():
+            with hangup_as_sigterm(), missing_extras_reported():
                 return super().invoke(ctx)
         except click.UsageError as error:
             if not (remedy := _remedy(error)):
@@ -135,34 +132,6 @@ def _bypass_proxies_to_this_machine() -> None:
     excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
     if excepted != "*":
         os.environ["no_proxy"] = ",".join(filter(None, dict.fromkeys([*excepted.split(","), *_THIS_MACHINE])))
-
-
-@contextmanager
-def _sigterm_held_back() -> Iterator[None]:
-    """Block SIGTERM in this thread and all threads that it starts, until the command unblocks it."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-@contextmanager
-def _hangup_as_sigterm() -> Iterator[None]:
-    """Have SIGHUP, which a closing terminal sends, do what SIGTERM does, unless it is ignored, as by nohup.
-
-    Where it is blocked, the front end waits for it.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    is_blocked = signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    if not is_main or is_blocked or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -12,8 +12,9 @@ from understudy.cli.command_errors import reported
 from understudy.cli.options import settings_makers
 from understudy.cli.processes import own_command
 from understudy.cli.serve import run_service
+from understudy.cli.signals import let_sigterm_through
 from understudy.cli.supervisor import Supervisor, end_with_supervisor, is_supervised
-from understudy.cli.train import ProgressFormat, adopt_cluster, let_sigterm_through, progress_option, run_training
+from understudy.cli.train import ProgressFormat, adopt_cluster, progress_option, run_training
 from understudy.evaluator.settings import EvaluatorSettings
 from understudy.service.settings import ServeSettings
 from understudy.trainer import TFConfigError, TrainSettings

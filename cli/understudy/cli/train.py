@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import sys
 from typing import Literal
 
@@ -14,6 +13,7 @@ from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.options import settings_options
 from understudy.cli.processes import exit_at_once
+from understudy.cli.signals import let_sigterm_through
 from understudy.cli.supervisor import is_supervised
 from understudy.experiments import ExperimentError, check_spec, load_experiment
 from understudy.trainer import (
@@ -114,11 +114,6 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
         if settings.strategy in _CLUSTERS or isinstance(error, PreemptedError):
             exit_at_once(failure)
         raise failure from error
-
-
-def let_sigterm_through() -> None:
-    """Undo what `understudy.cli.main` did for commands that may join a cluster: this process joins none."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 class TrainFailedError(CommandError):

@@ -111,11 +111,14 @@ def handle_signals(on_signal: Callable[[signal.Signals], None]) -> None:
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
 
-    def on_first(number: signal.Signals) -> None:
-        for handled in numbers:
-            loop.add_signal_handler(handled, lambda: None)
-        loop.call_later(SAME_SIGNAL_SECONDS, end_on_next)
-        on_signal(number)
+    has_come = False
+
+    def on_any(number: signal.Signals) -> None:
+        nonlocal has_come
+        if not has_come:
+            has_come = True
+            loop.call_later(SAME_SIGNAL_SECONDS, end_on_next)
+            on_signal(number)
 
     def end_on_next() -> None:
         for handled in numbers:
@@ -123,7 +126,7 @@ def handle_signals(on_signal: Callable[[signal.Signals], None]) -> None:
             signal.signal(handled, signal.SIG_DFL)
 
     for number in numbers:
-        loop.add_signal_handler(number, on_first, number)
+        loop.add_signal_handler(number, on_any, number)
 
 
 def reserve(host: str, port: int) -> socket.socket:

@@ -138,8 +138,8 @@ def _status_of(ending: SystemExit) -> int:
 APPLICATION: Final = "understudy.service.envoy.envoy_server:app"
 
 ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Blocked in every thread, except for those that the caller ignores; otherwise Envoy would end at once on the first
-signal, or pass over the one of a closing terminal."""
+"""Blocked in every thread, except for a SIGHUP that is ignored, as by nohup; otherwise Envoy would end at once on the
+first signal, or pass over SIGHUP."""
 
 _WORKERS: Final = 1
 """Envoy's I/O threads. One keeps the application's single event loop busy."""
@@ -192,8 +192,8 @@ def exec_envoy(settings: ServeSettings) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         reserved.set_inheritable(True)
-        heeded = {number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
-        signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS - ignored)
         os.execve(  # noqa: S606 - no shell
             executable, arguments, {**os.environ, **replacing, VARIABLE: program.to_text()}
         )
