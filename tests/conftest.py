@@ -216,3 +216,12 @@ def own_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         root.handlers[:] = handlers
         root.setLevel(level)
         structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def same_blocked_signals() -> Iterator[None]:
+    """Fail a test that leaves signals blocked: the programs that later tests start would never receive them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    after = signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert after == before
