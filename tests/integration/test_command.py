@@ -214,11 +214,20 @@ def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path, start: Start) 
     assert status == 0, errors
 
 
-def test_sigint_drains_it_also_where_a_script_started_it_in_the_background(tmp_path: Path, start: Start) -> None:
-    process = start("--run-dir", tmp_path / "run", prefix=["env", "--ignore-signal=INT"], in_terminal=True)
+@pytest.mark.parametrize(
+    ("inherited", "number"),
+    [
+        pytest.param("--ignore-signal=INT", signal.SIGINT, id="a script in the background"),
+        pytest.param("--block-signal=TERM", signal.SIGTERM, id="a thread that blocks SIGTERM"),
+    ],
+)
+def test_a_signal_drains_it_whatever_started_it(
+    tmp_path: Path, start: Start, inherited: str, number: signal.Signals
+) -> None:
+    process = start("--run-dir", tmp_path / "run", prefix=["env", inherited], in_terminal=True)
     target = process.wait_for("LISTENING")[1]
     with stream_under_way(target) as (finish, watch):
-        process.send(signal.SIGINT)
+        process.send(number)
         assert list(watch) == []
         assert finish() == []
         status, errors = process.end()

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from understudy.cli.command_errors import INTERRUPTED, CommandError, missing_extras_reported
-from understudy.cli.signals import hangup_as_sigterm, sigterm_held_back
+from understudy.cli.signals import hangup_as_sigterm, let_ending_signals_through, sigterm_held_back
 
 _COMMANDS: Final = {
     "train": "Train an experiment and publish its checkpoints.",
@@ -96,6 +96,7 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; report the extra to install if it needs one, a full disk, and that it was interrupted."""
+        let_ending_signals_through()
         try:
             with hangup_as_sigterm(), missing_extras_reported():
                 return super().invoke(ctx)

@@ -1,4 +1,4 @@
-"""What commands do about SIGTERM and SIGHUP."""
+"""What commands do about SIGTERM, SIGINT and SIGHUP."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def let_sigterm_through() -> None:
     """Undo what `sigterm_held_back` did for commands that may join a cluster: this process joins none."""
     if not click.get_current_context().meta.get(_WAS_BLOCKED):  # as by a front end that waits for it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
+def let_ending_signals_through() -> None:
+    """Unblock SIGTERM and SIGINT, which a process inherits blocked if a thread that blocks them started it.
+
+    The front end that runs this program on another thread waits for them.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
 
 
 @contextmanager
