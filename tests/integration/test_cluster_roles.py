@@ -28,11 +28,14 @@ SERVING = ("--grpc-port", "0", "--http-port", "0", "--exit-when-finished")
 def test_an_evaluator_drains_when_its_scheduler_ends_all_its_processes(
     tmp_path: Path, front_end: str, supervised: tuple[str, ...]
 ) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text("timeout_seconds = 10  # of other commands alone\n")
     addresses = {role: [f"127.0.0.1:{port}"] for role, port in zip(("chief", "evaluator"), free_ports(2), strict=True)}
     task = start_training(
         "Scored",
         tmp_path,
         *("--steps", "40", "--frontend", front_end, "--grpc-port", "0", "--http-port", "0", *supervised),
+        *("--config", str(settings)),
         environ={"TF_CONFIG": tf_config(addresses, "evaluator", 0)},
         verb="run",
         inside=["setsid"],  # which keeps the process id

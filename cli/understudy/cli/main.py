@@ -62,11 +62,9 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command; report the extra to install if it needs one."""
+        del ctx
         if cmd_name not in _COMMANDS:
             return None
-        if cmd_name in _TRAINING:
-            # Before numpy, which starts threads.
-            ctx.with_resource(sigterm_held_back(ctx))
         _choose_backend()
         _bypass_proxies_to_this_machine()
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1" if cmd_name in _LOGGING else "2")
@@ -80,8 +78,11 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or suggest similar names."""
+        """Find the command that is to run, or suggest similar names."""
         name = args[0]
+        if name in _TRAINING:
+            # Before numpy, which starts threads. Not where a settings file is read, for which all commands are loaded.
+            ctx.with_resource(sigterm_held_back(ctx))
         if name in _COMMANDS or name.startswith("-"):
             return super().resolve_command(ctx, args)
         close = difflib.get_close_matches(name, _COMMANDS)
