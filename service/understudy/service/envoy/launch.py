@@ -277,6 +277,7 @@ _FINAL_GOAWAY_SECONDS: Final = 0.2
 _CONNECTIONS: Final[dict[str, Any]] = {
     "codec_type": "HTTP2",
     "use_remote_address": True,  # the connection's, not the one that a caller claims in x-forwarded-for
+    "skip_xff_append": True,  # a header that nothing reads
     "max_request_headers_kb": _HEADERS_KIB,
     "request_headers_timeout": _seconds(HANDSHAKE_SECONDS),
     "stream_idle_timeout": "0s",  # a watch may be idle for days
