@@ -66,7 +66,7 @@ ROOMS_OF_THE_SERVICE: Mapping[str, frozenset[str]] = {
     "templates": frozenset({"calls", "handlers", "services"}),
     "traffic": frozenset({"calls", "sample_gaps"}),
     "tracing": frozenset({"calls", "sample_gaps", "service_errors"}),
-    "events": frozenset({"refreshed_files", "service_errors", "settings"}),
+    "events": frozenset({"addresses", "refreshed_files", "service_errors", "settings"}),
     "exporters": frozenset({"events"}),
     "rest": frozenset({"addresses", "calls", "handlers", "readiness", "served_model"}),
     "page": frozenset({"calls", "live_numbers", "figures", "fleet", "readiness", "rest", "served_model"}),

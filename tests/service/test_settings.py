@@ -43,6 +43,9 @@ def test_exactly_one_folder_of_checkpoints_is_needed(given: dict[str, Any]) -> N
         ("tracing_sample", 1.5),
         ("tracing_sample", float("nan")),
         ("tracing_endpoint", "collector:4318"),
+        ("tracing_endpoint", "http://["),
+        ("tracing_endpoint", "http://:4318"),
+        ("tracing_endpoint", "http://collector:99999"),
         ("event_retry_hours", -1),
     ],
 )

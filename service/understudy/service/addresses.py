@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 
 def host_and_port(host: str, port: int) -> str:
@@ -22,3 +23,13 @@ def is_loopback(host: str) -> bool:
         return ip_address(bare_host(host)).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_http_url(text: str) -> bool:
+    """Return whether this is a URL with http or https, a host, and a port that can be, if any."""
+    try:
+        parts = urlsplit(text)
+        has_host = parts.port != 0 and bool(parts.hostname)
+    except ValueError:
+        return False
+    return has_host and parts.scheme in {"http", "https"} and text.isascii() and text.isprintable() and " " not in text

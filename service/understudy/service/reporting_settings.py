@@ -9,6 +9,7 @@ from typing import Literal
 from understudy.evaluator.evaluation.drift_monitor import DRIFT_FILE, DriftOptions
 from understudy.evaluator.records.events import EventType
 from understudy.evaluator.records.request_log import RequestLogOptions
+from understudy.service.addresses import is_http_url
 from understudy.service.events.webhook_settings import destination_name
 from understudy.service.service_errors import SettingsError, check_range
 
@@ -173,7 +174,7 @@ class ReportingSettings:
     def _check_tracing(self) -> None:
         if self.tracing_sample is not None:
             check_range(self, "tracing_sample", low=0, high=1)
-        if self.tracing_endpoint is not None and not self.tracing_endpoint.startswith(("http://", "https://")):
+        if self.tracing_endpoint is not None and not is_http_url(self.tracing_endpoint):
             raise SettingsError(
                 f"tracing_endpoint is {self.tracing_endpoint!r}; give a URL such as http://collector:4318"
             )

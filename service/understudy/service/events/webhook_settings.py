@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from understudy.service.addresses import is_http_url
 from understudy.service.refreshed_files import open_regular
 from understudy.service.service_errors import SettingsError
 
@@ -22,7 +23,6 @@ _LEAST_SECRET_BYTES: Final = 24
 _MOST_SECRET_BYTES: Final = 64
 _MOST_SECRETS: Final = 8
 _SHARED: Final = ""
-_SCHEMES: Final = ("http", "https")
 
 Secrets = Callable[[], Sequence[str]]
 """Returns the secrets to sign with, read again for each attempt."""
@@ -34,14 +34,10 @@ def destination_name(url: str) -> str:
     Raises:
         SettingsError: It is no URL that can be posted to. The text does not hold it.
     """
-    try:
-        parts = urlsplit(url)
-        port = "" if parts.port is None else f":{parts.port}"
-        usable = parts.scheme in _SCHEMES and parts.hostname and url.isascii() and url.isprintable() and " " not in url
-    except ValueError:
-        usable = False
-    if not usable:
+    if not is_http_url(url):
         raise SettingsError("webhook is no URL such as https://example.com/events; give one with http or https")
+    parts = urlsplit(url)
+    port = "" if parts.port is None else f":{parts.port}"
     without_user = parts._replace(netloc=f"{parts.hostname}{port}").geturl()
     return f"{parts.hostname}{port}-{hashlib.sha256(without_user.encode()).hexdigest()[:8]}"
 
