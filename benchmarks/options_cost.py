@@ -23,6 +23,7 @@ import psutil
 import trustme
 
 from benchmarks.speed import h2load
+from benchmarks.speed.wire import framed
 from testkit.certificates import Credentials
 from testkit.onlookers import watched
 from testkit.otlp_receiver import otlp_receiver
@@ -35,6 +36,7 @@ from understudy.wire import encode_all
 FRONT_ENDS = ("grpcio", "envoy")
 CONNECTIONS = 64
 ROWS = 32
+METHOD = "/understudy.v1.PredictionService/Predict"
 ALLOWED_RATIOS = {"tls": {"tls": 0.85}, "tracing": {"1 %": 0.97}, "watched": {"watched": 0.98}}
 RESULTS = Path(__file__).parent / "results"
 
@@ -59,8 +61,8 @@ def main() -> None:
             "watched": {"off": ((), None), "watched": (("--webhook", hook.url, "--webhook", hangs.url), None)},
         }
         found = {each: compare(Path(name), each, options[arguments.what], arguments) for each in FRONT_ENDS}
-    allowed = ALLOWED_RATIOS[arguments.what]
-    text = json.dumps({"connections": CONNECTIONS, "rows": ROWS, "allowed_ratios": allowed, **found}, indent=2)
+    settings = {"connections": CONNECTIONS, "rows": ROWS, "allowed_ratios": ALLOWED_RATIOS[arguments.what]}
+    text = json.dumps({**settings, **found}, indent=2)
     print(text)
     (RESULTS / f"{arguments.what}_cost.json").write_text(text + "\n")
 
@@ -70,22 +72,17 @@ def compare(folder: Path, front_end: str, options: Options, arguments: argparse.
     run = folder / front_end
     publish(run, {PLAIN_STEPS[0]: plain_model(PLAIN_STEPS[0])})
     body = run / "request"
-    message = prediction_pb2.PredictRequest(inputs=encode_all({"x": values("float32", rows=ROWS)})).SerializeToString()
-    body.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
+    request = prediction_pb2.PredictRequest(inputs=encode_all({"x": values("float32", rows=ROWS)}))
+    body.write_bytes(framed(request.SerializeToString()))
     rates: dict[str, list[float]] = {kind: [] for kind in options}
     per_cpu: dict[str, list[float]] = {kind: [] for kind in options}
+    common, environ = ("--frontend", front_end, "--no-self-tuning"), {"UNDERSTUDY_WEBHOOK_SECRET": SECRET}
     with ExitStack() as stack:
         servers = {
             kind: stack.enter_context(
-                serving(
-                    run,
-                    PLAIN,
-                    *("--frontend", front_end, "--state-dir", str(run / kind), "--no-self-tuning", *flags),
-                    credentials=credentials,
-                    environ={"UNDERSTUDY_WEBHOOK_SECRET": SECRET},
-                )
+                serving(run, PLAIN, *common, "--state-dir", str(run / kind), *flags, credentials=given, environ=environ)
             )
-            for kind, (flags, credentials) in options.items()
+            for kind, (flags, given) in options.items()
         }
         if "watched" in servers:
             stack.enter_context(watched(servers["watched"].http))
@@ -110,7 +107,7 @@ def measure(served: Served, body: Path, seconds: float, rates: list[float], per_
     process, used = psutil.Process(served.pid), []
     warm = threading.Timer(h2load.WARM_UP_SECONDS, lambda: used.append(sum(process.cpu_times()[:2])))
     warm.start()
-    load = h2load.run(port, body, connections=CONNECTIONS, seconds=seconds, scheme=scheme)
+    load = h2load.run(port, body, connections=CONNECTIONS, seconds=seconds, method=METHOD, scheme=scheme)
     used.append(sum(process.cpu_times()[:2]))
     warm.join()
     rates.append(round(load.requests_per_second, 1))

@@ -1,6 +1,6 @@
 """Runs h2load, nghttp2's load generator, and parses its output.
 
-It ignores grpc-status: compare the size of the answers.
+It ignores grpc-status: compare the size of the answers. Only a run in which all requests were refused is noticed here.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def run(port: int, body: Path, *, connections: int, seconds: float, method: str 
 
 
 def read(output: str, log: str, *, seconds: float) -> Load:
-    """Parse h2load's output and its log of requests; raise BenchmarkError if nothing was answered, or a request failed.
+    """Parse h2load's output and its log of requests; raise BenchmarkError if nothing was answered, or requests failed.
 
     A line of the log has microseconds since the epoch, the HTTP status, and the microseconds it took.
     """
@@ -85,6 +85,8 @@ def read(output: str, log: str, *, seconds: float) -> Load:
         raise BenchmarkError(f"h2load printed no result: {output[-500:]}")
     if not log.strip():
         raise BenchmarkError(f"no request was answered in {seconds} s; measure for longer")
+    if not int(data.group(1)):
+        raise BenchmarkError("no response has a message: all requests were refused")
     counts = [int(count) for count in done.groups()]
     if sum(counts[2:]):
         raise BenchmarkError(f"{sum(counts[2:])} of {counts[0]} requests failed: {done.group()}")

@@ -69,6 +69,11 @@ def test_a_load_that_nobody_answered_is_no_result() -> None:
         h2load.read(OUTPUT, "", seconds=1.0)
 
 
+def test_a_load_whose_requests_were_all_refused_is_no_result() -> None:
+    with pytest.raises(BenchmarkError, match="all requests were refused"):
+        h2load.read(OUTPUT.replace("(280000) data", "(0) data"), log_of(10, spacing_us=1, took_us=1), seconds=1.0)
+
+
 def test_arrivals_are_a_poisson_process_and_the_same_ones_for_the_same_seed() -> None:
     moments = arrivals(1000, 20, seed=1)
 
