@@ -132,8 +132,7 @@ def test_a_pod_s_command_line_and_variables_are_the_program_s(name: str, monkeyp
         environment = {**image_environment(), **pod.environment(given_labels(pod))}
         ours = {key: value for key, value in environment.items() if key.startswith("UNDERSTUDY_")}
         verb, *arguments = pod.container["args"]
-        with click.Context(main) as context:  # which lets SIGTERM through again when it ends
-            command = main.get_command(context, verb)
+        command = main.get_command(click.Context(main), verb)
         assert command is not None
         known = {option.envvar for option in command.params if isinstance(option, click.Option)}
         assert ours.keys() <= known | {"UNDERSTUDY_ADDRESS_FILE"}, pod.name

@@ -181,7 +181,7 @@ def stream_under_way(target: str) -> Iterator[tuple[Callable[[], list[Any]], Any
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, start: Start) -> None:
-    process = start("--run-dir", tmp_path / "run")
+    process = start("--run-dir", tmp_path / "run", in_terminal=True)  # several signals meet the end of the program
     target = process.wait_for("LISTENING")[1]
     with stream_under_way(target) as (_, watch):
         process.send(signal.SIGINT)
@@ -219,6 +219,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(tmp_path: Path, start: Start) 
     [
         pytest.param("--ignore-signal=INT", signal.SIGINT, id="a script in the background"),
         pytest.param("--block-signal=TERM", signal.SIGTERM, id="a thread that blocks SIGTERM"),
+        pytest.param("--block-signal=INT", signal.SIGINT, id="a thread that blocks SIGINT"),
     ],
 )
 def test_a_signal_drains_it_whatever_started_it(

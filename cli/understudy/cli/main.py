@@ -82,7 +82,7 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in _TRAINING:
             # Before numpy, which starts threads. Not where a settings file is read, for which all commands are loaded.
-            ctx.with_resource(sigterm_held_back(ctx))
+            ctx.with_resource(sigterm_held_back())
         if name in _COMMANDS or name.startswith("-"):
             return super().resolve_command(ctx, args)
         close = difflib.get_close_matches(name, _COMMANDS)

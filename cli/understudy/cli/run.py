@@ -12,7 +12,7 @@ from understudy.cli.command_errors import reported
 from understudy.cli.options import settings_makers
 from understudy.cli.processes import own_command
 from understudy.cli.serve import run_service
-from understudy.cli.signals import let_sigterm_through
+from understudy.cli.signals import let_ending_signals_through
 from understudy.cli.supervisor import Supervisor, end_with_supervisor, is_supervised
 from understudy.cli.train import ProgressFormat, adopt_cluster, progress_option, run_training
 from understudy.evaluator.settings import EvaluatorSettings
@@ -73,11 +73,11 @@ def command(
     with reported(TFConfigError):
         task = _own_task(cluster_settings())
     if restarts and not is_supervised(os.environ):
-        let_sigterm_through()
+        let_ending_signals_through()
         context.exit(Supervisor(own_command(), restarts=restarts).run())
     end_with_supervisor(os.environ)
     if task.role == "evaluator":
-        let_sigterm_through()
+        let_ending_signals_through()
         run_service(serve_settings(experiment=experiment, checkpoints=None), evaluator_settings())
     else:
         run_training(experiment, train_settings(**_strategy(context, task)), progress)

@@ -7,34 +7,22 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
-
-import click
-
-_WAS_BLOCKED: Final = "understudy.cli.signals.was_blocked"
 
 
 @contextmanager
-def sigterm_held_back(context: click.Context) -> Iterator[None]:
-    """Block SIGTERM in this thread and all threads that it starts, until `let_sigterm_through`."""
+def sigterm_held_back() -> Iterator[None]:
+    """Block SIGTERM in this thread and all threads that it starts, until `let_ending_signals_through`."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    context.meta[_WAS_BLOCKED] = signal.SIGTERM in previous
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def let_sigterm_through() -> None:
-    """Undo what `sigterm_held_back` did for commands that may join a cluster: this process joins none."""
-    if not click.get_current_context().meta.get(_WAS_BLOCKED):  # as by a front end that waits for it
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-
-
 def let_ending_signals_through() -> None:
-    """Unblock SIGTERM and SIGINT, which a process inherits blocked if a thread that blocks them started it.
+    """Unblock SIGTERM and SIGINT in the main thread, whether `sigterm_held_back` or what started this process did that.
 
-    The front end that runs this program on another thread waits for them.
+    A front end that runs this program on another thread waits for them itself.
     """
     if threading.current_thread() is threading.main_thread():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])

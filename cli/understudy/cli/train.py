@@ -13,7 +13,7 @@ from understudy.checkpoints.checkpoint_errors import CheckpointError
 from understudy.cli.command_errors import CommandError, reported
 from understudy.cli.options import settings_options
 from understudy.cli.processes import exit_at_once
-from understudy.cli.signals import let_sigterm_through
+from understudy.cli.signals import let_ending_signals_through
 from understudy.cli.supervisor import is_supervised
 from understudy.experiments import ExperimentError, check_spec, load_experiment
 from understudy.trainer import (
@@ -96,7 +96,7 @@ def run_training(experiment: str, settings: TrainSettings, progress: ProgressFor
     from understudy.trainer.devices import configure
 
     if settings.strategy != "multi_worker":
-        let_sigterm_through()
+        let_ending_signals_through()
     try:
         configure(settings)  # before the user's module, which may use TensorFlow
         train(

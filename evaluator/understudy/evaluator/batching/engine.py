@@ -110,7 +110,7 @@ class Engine:
         self._judge = InlineJudge()
         health = DeviceHealth(settings.max_device_failures, on_device_state)
         self._runner = BatchRunner(observer, self._latency, self._judge, health)
-        self._lock = lock = threading.RLock()
+        lock = threading.RLock()
         self._changed = threading.Condition(lock)
         self._extra_work = threading.Condition(lock)
         queue = PredictQueue(settings.max_queue_examples, settings.max_queue_bytes)
@@ -195,7 +195,7 @@ class Engine:
         )
         dead: Sequence[QueuedPredict] = ()
         try:
-            with self._lock:  # less than the condition costs, for each request
+            with self._changed:
                 refusal = self._predict_refusal(request.examples, request.size, deadline, caller)
                 if refusal is not None and self._may_clear(refusal):
                     dead = self._sweep()

@@ -274,8 +274,6 @@ class SlotPool:
             NotReadyError: Nothing is serving yet.
             VersionNotFoundError: The step is not loaded.
         """
-        if step is None and (serving := self.serving) is not None:
-            return serving
         with self._changed:
             return self._loaded(step)
 
