@@ -316,8 +316,10 @@ def test_a_full_disk_under_the_copies_leaves_none_and_heals(
         assert steps_of(source) == []
     assert staged(tmp_path) == []
     assert steps_of(source) == []  # Not at once: a copy that fails late is dear.
+    assert source.unread == f"{folder / 'model.keras'} cannot be read: [Errno 28] No space left on device"
     clock.now += 1
     assert steps_of(source) == [10]
+    assert not source.unread
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM])
@@ -341,8 +343,24 @@ def test_a_file_that_this_machine_cannot_read_now_delays_no_other(
         patch.setattr(stable_copy, "open_within", open_unless_bad)
         for _ in range(4):
             assert steps_of(source) == [10]
+            assert f"bad.keras cannot be read: [Errno {number}]" in source.unread
             clock.now += 60
     assert steps_of(source) == [10, 20]
+    assert not source.unread
+
+
+def test_of_several_files_that_cannot_be_read_now_the_newest_is_named(
+    folder: Path, source: FolderSource, write_keras: WriteKeras, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, _root: Path) -> BinaryIO:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path.name)
+
+    for number in (1, 2, 3):
+        os.utime(write_keras(folder / f"{number}.keras", iterations=number, weight=float(number)), (number, number))
+    monkeypatch.setattr(stable_copy, "open_within", refuse)
+    assert steps_of(source) == []
+    newest = folder / "3.keras"
+    assert source.unread == f"{newest} cannot be read, nor can 2 more: [Errno 13] Permission denied: '3.keras'"
 
 
 def test_other_files_are_not_looked_at(folder: Path, source: FolderSource, write_keras: WriteKeras) -> None:

@@ -403,7 +403,9 @@ def test_a_manifest_that_this_machine_cannot_read_now_delays_no_other(
         for _ in range(3):
             assert [checkpoint.step for checkpoint in polled(source)] == [1, 3]
             assert source.is_complete
+            assert f"{run.checkpoint(2)} cannot be read: [Errno 5]" in source.unread
     assert [checkpoint.step for checkpoint in polled(source)] == [1, 2, 3]
+    assert not source.unread
 
 
 def test_a_folder_that_has_not_changed_is_not_listed_for_one_that_is_not_committed(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
+import httpx
 import keras
 import numpy as np
 import pytest
@@ -17,9 +20,9 @@ from integration.conftest import Run
 from testkit.checkpoints import OUTPUTS, Chief, ones, step_model, write_dataset
 from testkit.in_process import until
 from testkit.preloading import preloaded
-from understudy.checkpoints import UnsupportedFormatError, UnsupportedLocationError
+from understudy.checkpoints import UnsupportedFormatError, UnsupportedLocationError, stable_copy
 from understudy.cli.main import main
-from understudy.clients import FailedPreconditionError, InvalidArgumentError, Metric
+from understudy.clients import FailedPreconditionError, InvalidArgumentError, Metric, UnavailableError
 from understudy.evaluator.evaluator_errors import ConfigurationError
 
 pytestmark = pytest.mark.long
@@ -102,6 +105,31 @@ def test_a_folder_that_is_none_ends_the_service(run_service: Run, theirs: Path) 
     (theirs / "file").touch()
     with pytest.raises(ConfigurationError, match=r"the checkpoints' folder .*file cannot be read"):
         run_service({"checkpoints": theirs / "file"})
+
+
+def test_a_file_that_this_machine_cannot_read_is_named_wherever_people_look(
+    run_service: Run, theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, _root: Path) -> BinaryIO:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    step_model(7).save(theirs / "epoch-7.keras")
+    with monkeypatch.context() as patch:
+        patch.setattr(stable_copy, "open_within", refuse)
+        service = run_service({"checkpoints": theirs})
+        client = service.client()
+        reason = f"{theirs / 'epoch-7.keras'} cannot be read: [Errno 13] Permission denied"
+        until(lambda: reason in client.status().problem)
+        assert reason in httpx.get(f"http://{service.http}/readyz").json()["reason"]
+        assert "New checkpoints may be missing" in httpx.get(f"http://{service.http}/").text
+        said = CliRunner().invoke(main, ["status", "--target", service.grpc]).output
+        assert f"new checkpoints may be missing: {reason}" in " ".join(said.split())
+        assert service.metric("understudy_source_failures") > 0
+        with pytest.raises(UnavailableError, match="cannot be read"):
+            client.predict(ones(1))
+    assert service.wait_ready() == 7
+    until(lambda: not client.status().problem)
+    assert service.metric("understudy_source_failures") == 0
 
 
 def test_a_saved_model_is_scored_with_named_metrics_and_not_without(run_service: Run, theirs: Path) -> None:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import psutil
 import pytest
+import tensorflow as tf
 
 from testkit.training_harness import (
     STEPS,
@@ -24,6 +25,8 @@ from testkit.training_harness import (
 )
 from understudy.checkpoints import DirectoryLock, RunDir, read_training_status
 from understudy.checkpoints.layout import MODEL_FILE
+from understudy.trainer import PeerLostError
+from understudy.trainer.cluster import peers_watched
 
 OPTIONS = ("--steps", str(STEPS), "--checkpoint-every", "5", "--steps-per-call", "3", "--no-tensorboard")
 PEER_LOST = 4
@@ -99,6 +102,28 @@ def test_after_a_kill_all_tasks_end_and_say_so(tmp_path: Path) -> None:
     status = read_training_status(RunDir(tmp_path), now=0.0)
     assert status is not None
     assert (status.state, status.may_resume) == ("failed", True)
+
+
+_OF_A_PARAMETER_SERVER = """Graph execution error:
+
+recvmsg:Connection reset by peer
+Additional GRPC error information from remote target /job:ps/replica:0/task:0/device:CPU:0 while calling /X/Y:
+Additional GRPC error information from remote target /job:worker/replica:0/task:1 while calling /X/Z:
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (_OF_A_PARAMETER_SERVER, "ps 0: recvmsg:Connection reset by peer"),
+        ("Socket closed", "Socket closed"),
+        ("Graph execution error:\n", "no reason given"),
+    ],
+)
+def test_the_error_about_a_lost_task_names_it_and_what_happened(message: str, reason: str) -> None:
+    with pytest.raises(PeerLostError) as raised, peers_watched():
+        raise tf.errors.UnavailableError(None, None, message)
+    assert str(raised.value) == f"another task of the cluster died; start every task again ({reason})"
 
 
 def test_sigterm_to_one_task_makes_all_save_the_same_step_and_a_restart_goes_on_there(

@@ -52,7 +52,7 @@ def after_the_kills(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, l
         killed_at = ps.kill()
         statuses = [task.end() for task in (chief, first, second)]
         took = time.monotonic() - killed_at
-        assert "another task of the cluster died" in chief.errors
+        assert "another task of the cluster died; start every task again (ps 0: " in chief.errors
     return run_dir, statuses, took
 
 

@@ -28,7 +28,7 @@ from understudy.checkpoints.checkpoint_errors import (
 )
 from understudy.checkpoints.foreign import ForeignFiles, Stamps, WholeCopy
 from understudy.checkpoints.formats import FORMATS, Content, unread_reason
-from understudy.checkpoints.found_checkpoints import FoundCheckpoints, not_there_yet
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints, not_there_yet, unread_now
 from understudy.checkpoints.fs import has_nothing
 from understudy.checkpoints.layout import MAX_STEP
 from understudy.checkpoints.pauses import doubling_pause
@@ -123,6 +123,15 @@ class FolderSource:
     def missing(self) -> str:
         """See `CheckpointSource`."""
         return not_there_yet(self._directory) if self._is_missing else ""
+
+    @property
+    def unread(self) -> str:
+        """See `CheckpointSource`."""
+        put_off = [file for file in self._files.values() if file.problem]
+        if not put_off:
+            return ""
+        newest = max(put_off, key=lambda file: file.stamps.modified_ns)
+        return unread_now(newest.origin.path, newest.problem, count=len(put_off))
 
     @property
     def found(self) -> Sequence[Checkpoint]:
@@ -275,7 +284,7 @@ class FolderSource:
     def _copied(self, origin: ForeignFiles, stamps: Stamps) -> WholeCopy | None:
         """Copy and read a checkpoint; return None, and record why, if that cannot be done now."""
         file = self._files[origin.path]
-        file.waits = False
+        file.waits, file.problem = False, ""
         is_settling = self._clock() - file.since < _SETTLING_SECONDS
         try:
             whole = self._staging.stage(origin)
@@ -287,7 +296,7 @@ class FolderSource:
                 file.settled = True
             return None
         except OSError as error:  # It says nothing about the checkpoint.
-            file.put_off(self._clock())
+            file.put_off(self._clock(), str(error))
             _log.warning("a checkpoint is to be read again", extra={"path": str(origin.path), "reason": str(error)})
             return None
         if is_settling and whole.content.may_grow:
@@ -343,7 +352,8 @@ class _WatchedFile:
     """A checkpoint: its status when last listed, since when, whether that was read, and the last result.
 
     ``waits`` means that the last poll had no time to read it. ``identity`` changes with its name and status.
-    ``put_offs`` counts the failures of this machine to read it, after which it is read again from ``retry_at`` on.
+    ``put_offs`` counts the failures of this machine to read it, of which ``problem`` is the last; after them it is read
+    again from ``retry_at`` on.
     """
 
     origin: ForeignFiles
@@ -353,14 +363,16 @@ class _WatchedFile:
     waits: bool = False
     checkpoint: Checkpoint | None = None
     put_offs: int = 0
+    problem: str = ""
     retry_at: float = -math.inf
     identity: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.identity = _identity(self.origin, self.stamps)
 
-    def put_off(self, now: float) -> None:
+    def put_off(self, now: float, problem: str) -> None:
         """Read it again later, each time after a longer wait."""
+        self.problem = problem
         self.retry_at = now + doubling_pause(self.put_offs, first=_RETRY_SECONDS, longest=_LONGEST_RETRY_SECONDS)
         self.put_offs += 1
 

@@ -13,6 +13,12 @@ def not_there_yet(folder: Path | str) -> str:
     return f"there is no folder {folder} yet; if nothing is to create it, the path is mistyped"
 
 
+def unread_now(newest: Path, reason: str, *, count: int) -> str:
+    """Return what to say about checkpoints that this machine cannot read now, of which this is the newest."""
+    others = f", nor can {count - 1} more" if count > 1 else ""
+    return f"{newest} cannot be read{others}: {reason}"
+
+
 class FoundCheckpoints:
     """The checkpoints of one source by their steps. For one thread at a time."""
 

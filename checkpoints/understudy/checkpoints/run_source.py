@@ -19,7 +19,7 @@ from understudy.checkpoints.checkpoint_errors import (
     LocationGoneError,
     UntrustedCheckpointError,
 )
-from understudy.checkpoints.found_checkpoints import FoundCheckpoints, not_there_yet
+from understudy.checkpoints.found_checkpoints import FoundCheckpoints, not_there_yet, unread_now
 from understudy.checkpoints.layout import MANIFEST_FILE, RunDir
 from understudy.checkpoints.manifest import SIGNATURE_FILE
 from understudy.checkpoints.run_listing import FolderStamp, RunListing
@@ -69,7 +69,7 @@ class RunSource:
         self._unread_heap: list[int] = []  # negated steps, of which some may have been read
         self._known: dict[int, tuple[FolderStamp, Checkpoint]] = {}
         self._unreadable: dict[int, tuple[tuple[_Stamp, _Stamp], Checkpoint]] = {}
-        self._uncommitted: dict[int, None] = {}
+        self._uncommitted: dict[int, str] = {}  # with why this machine cannot read them; empty if nothing is there
         self._retries: OrderedDict[int, None] = OrderedDict()
         self._gone: set[int] = set()
         self._listing: _Listing | None = None
@@ -86,6 +86,15 @@ class RunSource:
         """See `CheckpointSource`."""
         is_missing = self._listing is not None and self._listing.changed_at is None
         return not_there_yet(self._run.checkpoints) if is_missing else ""
+
+    @property
+    def unread(self) -> str:
+        """See `CheckpointSource`."""
+        put_off = {step: reason for step, reason in self._uncommitted.items() if reason}
+        if not put_off:
+            return ""
+        newest = max(put_off)
+        return unread_now(self._run.checkpoint(newest), put_off[newest], count=len(put_off))
 
     @property
     def found(self) -> Sequence[Checkpoint]:
@@ -263,11 +272,11 @@ class RunSource:
         except FileNotFoundError:
             if not directory.exists():
                 return False
-            self._uncommitted[step] = None
+            self._uncommitted[step] = ""
         except CheckpointError as error:
             self._unreadable[step] = stamps, _unreadable(directory, step, stamps, error)
         except OSError as error:  # It says nothing about the checkpoint.
-            self._uncommitted[step] = None
+            self._uncommitted[step] = str(error)
             _log.warning("a checkpoint is to be read again", extra={"step": step, "reason": str(error)})
         return True
 

@@ -101,6 +101,10 @@ class CheckpointSource(Protocol):
         """What the last `poll` found that there is not, if the location does not exist; else empty."""
 
     @property
+    def unread(self) -> str:
+        """Why this machine cannot read some checkpoints now, the newest first of all; empty if it can read all."""
+
+    @property
     def found(self) -> Sequence[Checkpoint]:
         """The checkpoints that the last `poll` left, in step order."""
 

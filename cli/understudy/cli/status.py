@@ -116,7 +116,7 @@ def latest_evaluations(evaluations: list[Evaluation]) -> list[Evaluation]:
 
 def _print(status: ModelStatus, evaluations: list[Evaluation]) -> None:
     if status.problem:
-        say(f"no new checkpoints are found: {status.problem}")
+        say(f"new checkpoints may be missing: {status.problem}")
     if not status.versions:
         say(f"{status.model_name}: no version yet")
         return

@@ -126,7 +126,7 @@ class VersionStatus:
 class ModelStatus:
     """The state of every version, newest first, and the step of each label; None for a label without a step yet.
 
-    ``problem`` says why the server finds no new checkpoints now; it is empty if the server can.
+    ``problem`` says why the server finds no new checkpoints now, or cannot read some of them; it is empty if it can.
     """
 
     model_name: str

@@ -281,7 +281,7 @@ class EvaluatorCollector(Collector):
         )
         yield _gauge(
             "understudy_source_failures",
-            "How often in a row the source of checkpoints, or the state folder, could not be used; the log says why.",
+            "How often in a row the source, a checkpoint in it or the state folder could not be used; see the log.",
             evaluator.source_failures,
         )
         rollout = evaluator.rollout

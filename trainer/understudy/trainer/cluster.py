@@ -7,6 +7,7 @@ the current or next collective operation of each survivor fails, and every survi
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,8 @@ _PEER_ERRORS = (
     tf.errors.DeadlineExceededError,
 )
 _ABORTED = "Collective ops is aborted"
+_HEADING = "Graph execution error:"
+_TASK = re.compile(r"remote target /job:(\w+)/replica:\d+/task:(\d+)")
 
 
 @contextmanager
@@ -42,9 +45,11 @@ def is_of_lost_peer(error: tf.errors.OpError) -> bool:
 
 
 def _reason(message: str) -> str:
-    """Return the line of TensorFlow's long message that says what happened."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return next((line for line in lines if _ABORTED in line), lines[0] if lines else "no reason given")
+    """Return the line of TensorFlow's long message that says what happened, after the task that it happened to."""
+    lines = [line.strip() for line in message.splitlines() if line.strip() and line.strip() != _HEADING]
+    reason = next((line for line in lines if _ABORTED in line), lines[0] if lines else "no reason given")
+    task = _TASK.search(message)  # the first is where the error began, the others passed it on
+    return reason if task is None else f"{task[1]} {task[2]}: {reason}"
 
 
 def check_agreement(strategy: tf.distribute.Strategy, *, first_step: int) -> None:

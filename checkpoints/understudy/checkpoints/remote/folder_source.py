@@ -43,6 +43,11 @@ class RemoteFolderSource:
         return ""
 
     @property
+    def unread(self) -> str:
+        """See `CheckpointSource`."""
+        return self._local.unread
+
+    @property
     def found(self) -> Sequence[Checkpoint]:
         """See `CheckpointSource`."""
         return self._local.found

@@ -76,6 +76,11 @@ class RemoteRunSource:
         return not_there_yet(self._files.url) if self._is_missing else ""
 
     @property
+    def unread(self) -> str:
+        """See `CheckpointSource`."""
+        return self._local.unread
+
+    @property
     def found(self) -> Sequence[Checkpoint]:
         """See `CheckpointSource`."""
         return self._found.in_order()

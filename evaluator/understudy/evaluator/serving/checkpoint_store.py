@@ -68,6 +68,7 @@ class CheckpointStore:
         self._lock = threading.Lock()
         self._items: SortedDict[int, _Item] = SortedDict()
         self._failure = ""
+        self._unread = ""
         self._is_refreshed = False
         self.changes = StepChanges()
         directory.mkdir(parents=True, exist_ok=True)
@@ -95,6 +96,11 @@ class CheckpointStore:
         """Why the last `refresh` found none: the location does not exist, or could not be read; else empty."""
         return self._failure or self._source.missing
 
+    @property
+    def unread(self) -> str:
+        """Why the last `refresh` could not read some checkpoints; empty if it could read all."""
+        return self._unread
+
     def refresh(self, wanted: Collection[int] = ()) -> None:
         """Poll the source for its current checkpoints, newest first. For one thread at a time.
 
@@ -110,7 +116,7 @@ class CheckpointStore:
         except (CheckpointError, OSError) as error:
             self._failure = str(error)
             raise
-        self._failure = ""
+        self._failure, self._unread = "", self._source.unread
         self._apply(changes)
         self._adopt_leftovers(wanted)
         self._is_refreshed = True

@@ -75,8 +75,8 @@ class CheckpointWatcher:
         poll_interval_seconds: The poll interval, unless woken or `peek` changes.
 
     Attributes:
-        failures: How many passes failed in a row.
-        problem: Why the last pass failed; empty if it did not.
+        failures: How many passes in a row failed, or left out checkpoints that cannot be read.
+        problem: Why the last pass did; empty if it did not.
         is_trained_anew: Whether the ledger is gone, and other checkpoints are where those of this evaluator were.
             Nothing is decided any more.
     """
@@ -161,16 +161,26 @@ class CheckpointWatcher:
             seen = self._store.peek()
             try:
                 self._pass()
-                self.failures, self.problem = 0, ""
+                self._note(self._store.unread)
+                pause = self._pause_seconds()
             except DrainingError:
                 return
             except (CheckpointError, LedgerError, OSError) as error:  # its text says it all
-                self.failures, self.problem = self.failures + 1, str(error)
+                pause = self._note_failure(str(error))
                 _log.warning("%s", _FAILED, extra={"failures": self.failures, "reason": self.problem})
             except Exception as error:  # noqa: BLE001 - the thread must survive any error of a disk or a source
-                self.failures, self.problem = self.failures + 1, f"{type(error).__name__}: {error}"
+                pause = self._note_failure(f"{type(error).__name__}: {error}")
                 _log.exception("%s", _FAILED, extra={"failures": self.failures})
-            self._pause(self._pause_seconds(), seen)
+            self._pause(pause, seen)
+
+    def _note(self, problem: str) -> None:
+        self.problem = problem
+        self.failures = self.failures + 1 if problem else 0
+
+    def _note_failure(self, problem: str) -> float:
+        """Note why a pass failed; return how long to wait before the next one, in seconds."""
+        self._note(problem)
+        return doubling_pause(self.failures, first=self._poll_interval_seconds, longest=_LONGEST_PAUSE_SECONDS)
 
     def _pass(self) -> None:
         """Find out what has changed, act on it, and tell other servers what is serving."""
@@ -215,8 +225,6 @@ class CheckpointWatcher:
                 return
 
     def _pause_seconds(self) -> float:
-        if self.failures:
-            return doubling_pause(self.failures, first=self._poll_interval_seconds, longest=_LONGEST_PAUSE_SECONDS)
         if not self._is_done:
             is_first_load = self._manager.serving is None and self._controller.is_changing
             return _FIRST_LOAD_SECONDS if is_first_load else 0.0

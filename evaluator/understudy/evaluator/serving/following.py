@@ -192,6 +192,11 @@ class NetworkFollowing:
         return ""
 
     @property
+    def unread(self) -> str:
+        """See `CheckpointSource`."""
+        return self._downloaded.unread or ("" if self._shared is None else self._shared.unread)
+
+    @property
     def found(self) -> Sequence[Checkpoint]:
         """See `CheckpointSource`."""
         return self._found.in_order()

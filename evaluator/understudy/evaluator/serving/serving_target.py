@@ -87,7 +87,7 @@ class ServingTarget:
         if (reason := self._lack()) or self.followed is not None:
             return HeldBack(step=None, reason=reason) if reason else None
         held_back = None if self._gatekeeper is None else self._gatekeeper.held_back()
-        if held_back is None and (reason := self._failure() or self._store.missing):
+        if held_back is None and (reason := self._failure() or self._store.missing or self._store.unread):
             return HeldBack(step=None, reason=reason)
         return held_back
 

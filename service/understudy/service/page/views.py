@@ -85,7 +85,7 @@ class NextView:
         to_score: How many checkpoints wait to be scored, or are being scored.
         held_back: The newest decision of the gate or end of a rollout against a step after the serving one; None if
             there is none.
-        problem: Why no new checkpoints are found now; empty if they are.
+        problem: Why checkpoints may be missing now; empty if nothing is known.
     """
 
     loading: Sequence[VersionStatus]
