@@ -55,7 +55,10 @@ def test_a_loopback_address_needs_neither_tls_nor_a_decision(host: str) -> None:
     assert ServeSettings(run_dir=RUN, host=host).tls_files is None
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.0.7", "evaluator", "localhost.example.org"])  # noqa: S104 - none is bound
+@pytest.mark.parametrize(
+    "host",
+    ["0.0.0.0", "::", "", "192.168.0.7", "evaluator", "localhost.example.org", "[::1", "::1]"],  # noqa: S104 - none is bound
+)
 def test_another_address_needs_tls_or_a_decision_against_it(host: str) -> None:
     with pytest.raises(SettingsError, match="give --tls-cert and --tls-key, or --insecure"):
         ServeSettings(run_dir=RUN, host=host)

@@ -14,7 +14,7 @@ def host_and_port(host: str, port: int) -> str:
 
 def bare_host(host: str) -> str:
     """Return a host without the brackets around an IPv6 address."""
-    return host.strip("[]")
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def is_loopback(host: str) -> bool:

@@ -89,7 +89,8 @@ def _of_path(path: Path) -> Iterator[Examples]:
     records = find_records(path)
     if not records:
         raise ConfigurationError(
-            f"{path} has no supported format: give an .npz file, TFRecord files, a request log, or a tf.data folder"
+            f"{path} has no supported format: give an .npz file, TFRecord files, a request log, to which "
+            "a service writes once a minute, or a tf.data folder"
         )
     return _of_records(path, records)
 
