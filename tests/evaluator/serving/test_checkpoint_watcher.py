@@ -268,3 +268,25 @@ def test_a_step_that_was_trained_anew_does_not_inherit_the_score_of_its_namesake
 
     assert harness.ranking.value(1) == 0.3
     assert harness.ranking.best() == 2
+
+
+def test_a_pass_that_fails_after_many_that_left_a_checkpoint_out_is_tried_again_as_soon_as_a_first_one(
+    harness: WatcherHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher, pauses = harness.watcher, list[float]()
+
+    def fail_at_last() -> None:
+        if len(pauses) == 20:
+            raise OSError("the mount is lost")
+
+    def pause(seconds: float, _seen: object) -> None:
+        pauses.append(seconds)
+        watcher._closing = len(pauses) > 20
+
+    monkeypatch.setattr(harness.lifecycle.store, "_unread", "1.keras cannot be read: Permission denied")
+    monkeypatch.setattr(watcher, "_poll_interval_seconds", 0.1)
+    monkeypatch.setattr(watcher, "_pass", fail_at_last)
+    monkeypatch.setattr(watcher, "_pause", pause)
+    watcher._run()
+    assert (watcher.failures, watcher.problem) == (21, "the mount is lost")
+    assert pauses[-1] == pytest.approx(0.2)

@@ -127,6 +127,7 @@ class CheckpointWatcher:
         self._caught_up_at = -math.inf
         self.failures = 0
         self.problem = ""
+        self._failed_passes = 0
         self.is_trained_anew = False
         self._lost: set[CheckpointKey] | None = None
         self._woken = threading.Event()
@@ -162,6 +163,7 @@ class CheckpointWatcher:
             try:
                 self._pass()
                 self._note(self._store.unread)
+                self._failed_passes = 0
                 pause = self._pause_seconds()
             except DrainingError:
                 return
@@ -180,7 +182,8 @@ class CheckpointWatcher:
     def _note_failure(self, problem: str) -> float:
         """Note why a pass failed; return how long to wait before the next one, in seconds."""
         self._note(problem)
-        return doubling_pause(self.failures, first=self._poll_interval_seconds, longest=_LONGEST_PAUSE_SECONDS)
+        self._failed_passes += 1
+        return doubling_pause(self._failed_passes, first=self._poll_interval_seconds, longest=_LONGEST_PAUSE_SECONDS)
 
     def _pass(self) -> None:
         """Find out what has changed, act on it, and tell other servers what is serving."""
